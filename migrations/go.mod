@@ -1,0 +1,3 @@
+module github.com/bigwave/bigwave/migrations
+
+go 1.26.8
