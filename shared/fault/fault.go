@@ -54,8 +54,8 @@ func (e *Error) On(field string) *Error {
 	return e
 }
 
-// As sets the machine-readable code and returns e.
-func (e *Error) As(code string) *Error {
+// WithCode sets the machine-readable code and returns e.
+func (e *Error) WithCode(code string) *Error {
 	e.Code = code
 	return e
 }
