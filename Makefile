@@ -1,0 +1,37 @@
+# The commands of the project. Each does its own set-up; see README.md.
+
+export CGO_ENABLED ?= 0
+
+.PHONY: build up demo test bench lint fmt clean
+
+# The daemons and the program that is pid 1 in every sandbox.
+build:
+	go build -trimpath -o bin/bigwave-controlplane ./controlplane/cmd/controlplane
+	go build -trimpath -o bin/bigwave-runner ./runner/cmd/runner
+	CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o bin/bigwave-init ./runner/cmd/init
+
+# Both daemons in the foreground until SIGTERM or Ctrl-C.
+up: build
+	@scripts/deps.sh python3=python3 curl=curl
+	@exec scripts/up.sh
+
+# The whole walk-through on daemons of its own, in a data folder of its own.
+demo: build
+	@scripts/deps.sh python3=python3 curl=curl
+	@exec scripts/demo-up.sh
+
+# Every test, against real services that it starts itself.
+test: build
+	@scripts/test.sh
+
+# What it costs, as ratios measured side by side; not a test.
+bench: build
+	@scripts/bench.sh
+
+lint:
+	gofmt -l controlplane runner shared migrations
+	go vet work
+	golangci-lint run ./controlplane/... ./runner/... ./shared/... ./migrations/...
+
+clean:
+	rm -rf bin

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Runs the walk-through on daemons of its own: a free port, a fresh data
+# folder, all stopped and removed at the end.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+data=$(mktemp -d)
+trap 'rm -rf "$data"' EXIT
+trap 'exit 143' INT TERM
+export BIGWAVE_DATA_DIR=$data
+export BIGWAVE_LISTEN=127.0.0.1:$(./free-port.sh)
+unset BIGWAVE_ADMIN_TOKEN BIGWAVE_DATABASE_URL BIGWAVE_NATS_URL
+
+./up.sh scripts/demo.sh &
+up=$!
+trap 'kill -TERM $up 2>/dev/null; wait $up; rm -rf "$data"' EXIT
+wait $up

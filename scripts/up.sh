@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Starts the control plane and one runner, prints where they are, and stays
+# until SIGTERM or Ctrl-C, or until one of the two ends. With a command as
+# arguments it runs that command instead of staying.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+export BIGWAVE_LISTEN=${BIGWAVE_LISTEN:-127.0.0.1:8000}
+export BIGWAVE_DATA_DIR=${BIGWAVE_DATA_DIR:-${XDG_DATA_HOME:-$HOME/.local/share}/bigwave}
+export BIGWAVE_URL=http://$BIGWAVE_LISTEN
+log=$BIGWAVE_DATA_DIR/log
+mkdir -p "$log"
+chmod 700 "$BIGWAVE_DATA_DIR"
+
+controlplane='' runner='' work=''
+finish() {
+	trap '' INT TERM
+	for pid in $work $runner $controlplane; do # the runner first: its last reports need the control plane
+		kill -TERM "$pid" 2>/dev/null || true
+		wait "$pid" 2>/dev/null || true
+	done
+}
+trap finish EXIT
+trap 'exit 0' INT TERM
+
+fail() {
+	echo "$1; the end of its log ($2):" >&2
+	tail -n 15 "$2" >&2
+	exit 1
+}
+
+# Of their own process groups, so that Ctrl-C reaches this script alone.
+setsid bin/bigwave-controlplane >>"$log/controlplane.log" 2>&1 &
+controlplane=$!
+for ((i = 0; ; i++)); do
+	curl -fs -o /dev/null "$BIGWAVE_URL/readyz" && break
+	kill -0 "$controlplane" 2>/dev/null || fail "The control plane did not start" "$log/controlplane.log"
+	((i < 300)) || fail "The control plane is not ready after 30 s" "$log/controlplane.log"
+	sleep 0.1
+done
+if [[ -z ${BIGWAVE_ADMIN_TOKEN:-} ]]; then
+	BIGWAVE_ADMIN_TOKEN=$(<"$BIGWAVE_DATA_DIR/admin-token")
+	export BIGWAVE_ADMIN_TOKEN
+fi
+
+env -u BIGWAVE_ADMIN_TOKEN setsid bin/bigwave-runner >>"$log/runner.log" 2>&1 &
+runner=$!
+# The token reaches curl on standard input: an argument would be in ps.
+auth() { printf 'header = "Authorization: Bearer %s"\n' "$BIGWAVE_ADMIN_TOKEN" | curl -fsS -K - "$@"; }
+for ((i = 0; ; i++)); do
+	auth "$BIGWAVE_URL/admin/runners" 2>/dev/null | grep -q '"state": *"ready"' && break
+	kill -0 "$runner" 2>/dev/null || fail "The runner did not start" "$log/runner.log"
+	((i < 300)) || fail "The runner is not ready after 30 s" "$log/runner.log"
+	sleep 0.1
+done
+
+if (($#)); then
+	"$@" &
+	work=$!
+	status=0
+	wait "$work" || status=$?
+	work=''
+	exit "$status"
+fi
+
+cat <<TEXT
+Bigwave is up.
+  URL          $BIGWAVE_URL
+  admin token  $BIGWAVE_ADMIN_TOKEN
+  data         $BIGWAVE_DATA_DIR
+  logs         $log
+Ctrl-C stops it.
+TEXT
+wait -n "$controlplane" "$runner" || true
+kill -0 "$controlplane" 2>/dev/null || fail "The control plane ended" "$log/controlplane.log"
+kill -0 "$runner" 2>/dev/null || fail "The runner ended" "$log/runner.log"
