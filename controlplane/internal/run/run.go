@@ -103,6 +103,9 @@ type Run struct {
 	StartedAt  time.Time // zero: not yet
 	FinishedAt time.Time // zero: not yet
 
+	OpenCalls    int    // calls that are not final
+	CancelReason string // who asked for its end: "client", "session_closed", "ttl"; empty: nobody
+
 	Replica    string    // which replica drives it
 	LeaseUntil time.Time // until when no other may
 }

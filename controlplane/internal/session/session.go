@@ -50,7 +50,8 @@ type Session struct {
 
 	Runner      string // who claimed the epoch; empty until then
 	Incarnation string
-	Backend     string // what the live sandbox says about itself
+	StartBy     time.Time // starting: when this attempt is given up and the epoch rises
+	Backend     string    // what the live sandbox says about itself
 	Isolation   string
 	ImageDigest string
 	Enforced    map[string]string
