@@ -115,6 +115,8 @@ CREATE TABLE runs (
 	created_at        BIGINT NOT NULL,
 	started_at        BIGINT NOT NULL DEFAULT 0,
 	finished_at       BIGINT NOT NULL DEFAULT 0,
+	open_calls        BIGINT NOT NULL DEFAULT 0,
+	cancel_reason     TEXT NOT NULL DEFAULT '',
 	replica           TEXT NOT NULL DEFAULT '',
 	lease_until       BIGINT NOT NULL DEFAULT 0
 );
