@@ -12,7 +12,7 @@ import (
 const (
 	Tickets = "BW_TICKETS" // work queue: one message wakes one runner
 	Events  = "BW_EVENTS"  // frames, reports and notices, kept for EventAge
-	Blobs   = "BW_BLOBS"   // key-value bucket of blob chunks
+	Blobs   = "BW_BLOBS"   // chunks of blobs, only the control plane reads or writes it
 )
 
 // EventAge is how long the event stream and the blobs are kept.
@@ -27,6 +27,7 @@ const (
 	HeaderRun  = "Bw-Run"
 	HeaderCall = "Bw-Call"
 	HeaderKind = "Bw-Kind"
+	HeaderFrom = "Bw-From" // notices: the replica that published it
 )
 
 // FinalsConsumer is the durable consumer of reports that all replicas share.
@@ -58,8 +59,13 @@ func Beat(runner string) string { return "bw.beat." + runner }
 // Frame is where a runner's live frames of a session go.
 func Frame(runner, session string) string { return "bw.event." + runner + "." + session + ".frame" }
 
-// Final is where reports (of runners) and notices (of the control plane) go.
+// Final is where a runner's signed reports go.
 func Final(runner, session string) string { return "bw.event." + runner + "." + session + ".final" }
+
+// Notice is where the control plane's own notices about a session go.
+func Notice(session string) string {
+	return "bw.event." + ControlPlane + "." + session + ".notice"
+}
 
 // SessionEvents matches all that is said about a session.
 func SessionEvents(session string) string { return "bw.event.*." + session + ".>" }
@@ -70,9 +76,10 @@ const (
 	AllClaims  = "bw.claim.*"
 	AllBlobs   = "bw.blob.*"
 	AllBeats   = "bw.beat.*"
+	BlobChunks = "bw.chunk.>" // the stream behind AllBlobs: bw.chunk.<runner>.<id>.<n>
 	AllEvents  = "bw.event.>"
 	AllFinals  = "bw.event.*.*.final"
-	AllNotices = "bw.event." + ControlPlane + ".*.final"
+	AllNotices = "bw.event." + ControlPlane + ".*.notice"
 )
 
 // RunnerOf returns the runner's name in a subject, or "".

@@ -52,8 +52,8 @@ func WriteAccess(path string, a Access) error {
 }
 
 // Connect connects and reconnects for ever; the first connection may still be
-// pending when it returns.
-func Connect(name string, a Access, log *slog.Logger) (*nats.Conn, error) {
+// pending when it returns. Options in more come last and win.
+func Connect(name string, a Access, log *slog.Logger, more ...nats.Option) (*nats.Conn, error) {
 	opts := []nats.Option{
 		nats.Name(name),
 		nats.MaxReconnects(-1),
@@ -76,7 +76,7 @@ func Connect(name string, a Access, log *slog.Logger) (*nats.Conn, error) {
 	if a.User != "" {
 		opts = append(opts, nats.UserInfo(a.User, a.Password))
 	}
-	nc, err := nats.Connect(a.URL, opts...)
+	nc, err := nats.Connect(a.URL, append(opts, more...)...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the bus: %w", err)
 	}
