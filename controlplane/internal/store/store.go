@@ -1,0 +1,306 @@
+// Package store keeps everything that must survive a restart, on PostgreSQL
+// or in an SQLite file, with one set of queries for both.
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"math/rand/v2"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jmoiron/sqlx"
+	"github.com/lib/pq"
+	"github.com/pressly/goose/v3"
+	_ "modernc.org/sqlite" // the driver "sqlite"
+
+	"github.com/bigwave/bigwave/migrations"
+	"github.com/bigwave/bigwave/shared/fault"
+)
+
+// Config says where the database is.
+type Config struct {
+	URL      string        // "sqlite:///abs/path.db" or "postgres://…"; may hold a password, so it is never shown
+	MaxConns int           // connections kept; 0: 8 for SQLite, 16 for PostgreSQL
+	Timeout  time.Duration // the longest that one read or transaction may take; 0: 10 s
+}
+
+// DB is the database. All methods may be called from several goroutines.
+// Their errors are faults: NotFound, Conflict and the like where a method says
+// so, Unavailable when the database can't be reached, Internal otherwise.
+type DB struct {
+	db       *sqlx.DB
+	dialect  goose.Dialect
+	timeout  time.Duration
+	migrated atomic.Bool
+	writer   chan struct{} // SQLite: held by the one transaction that writes; nil on PostgreSQL
+}
+
+// Open connects and brings the schema up to date. The file and the folder of
+// an SQLite database are made when they are missing.
+func Open(ctx context.Context, cfg Config) (*DB, error) {
+	db, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := db.Migrate(ctx); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return db, nil
+}
+
+// New prepares a DB without reaching for the database; until Migrate has
+// succeeded, every other method answers Unavailable.
+func New(cfg Config) (*DB, error) {
+	u, err := url.Parse(cfg.URL)
+	if err != nil {
+		return nil, fault.New(fault.Invalid, "the database URL can't be read") // the cause would quote a password
+	}
+	db := &DB{timeout: cfg.Timeout}
+	if db.timeout == 0 {
+		db.timeout = 10 * time.Second
+	}
+	switch u.Scheme {
+	case "sqlite":
+		err = db.openSQLite(u)
+	case "postgres", "postgresql":
+		err = db.openPostgres(u)
+	default:
+		err = fault.New(fault.Invalid, "the database URL must start with sqlite:// or postgres://")
+	}
+	if err != nil {
+		return nil, err
+	}
+	if cfg.MaxConns > 0 {
+		db.limit(cfg.MaxConns)
+	}
+	return db, nil
+}
+
+func (db *DB) limit(conns int) {
+	db.db.SetMaxOpenConns(conns)
+	db.db.SetMaxIdleConns(conns)
+}
+
+func (db *DB) openSQLite(u *url.URL) error {
+	if u.Host != "" || !filepath.IsAbs(u.Path) {
+		return fault.New(fault.Invalid, "the database URL must name an absolute path: sqlite:///path/to/file.db")
+	}
+	if err := os.MkdirAll(filepath.Dir(u.Path), 0o700); err != nil {
+		return fault.Wrap(err, fault.Unavailable, "the folder of the database can't be made")
+	}
+	// SQLite gives its other files the mode of this one.
+	f, err := os.OpenFile(u.Path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return fault.Wrap(err, fault.Unavailable, "the database file can't be opened")
+	}
+	f.Close()
+	settings := url.Values{
+		"_txlock": {"immediate"},
+		"_pragma": {"busy_timeout(5000)", "journal_mode(WAL)", "synchronous(NORMAL)", "foreign_keys(1)"},
+	}
+	dsn := url.URL{Scheme: "file", Path: u.Path, RawQuery: settings.Encode()}
+	sqlite, err := sqlx.Open("sqlite", dsn.String())
+	if err != nil {
+		return fault.Wrap(err, fault.Unavailable, "the database file can't be opened")
+	}
+	db.db, db.dialect, db.writer = sqlite, goose.DialectSQLite3, make(chan struct{}, 1)
+	db.limit(8)
+	return nil
+}
+
+func (db *DB) openPostgres(u *url.URL) error {
+	q := u.Query()
+	q.Set("binary_parameters", "yes") // a statement with arguments takes one round trip
+	for key, value := range map[string]string{"connect_timeout": "5", "fallback_application_name": "bigwave"} {
+		if !q.Has(key) {
+			q.Set(key, value)
+		}
+	}
+	dsn := *u
+	dsn.RawQuery = q.Encode()
+	connector, err := pq.NewConnector(dsn.String())
+	if err != nil {
+		return fault.New(fault.Invalid, "the database URL can't be read") // the cause would quote a password
+	}
+	db.db, db.dialect = sqlx.NewDb(sql.OpenDB(connector), "postgres"), goose.DialectPostgres
+	db.limit(16)
+	db.db.SetConnMaxLifetime(30 * time.Minute)
+	return nil
+}
+
+// Migrate brings the schema up to date. Several replicas may call it at once.
+func (db *DB) Migrate(ctx context.Context) error {
+	unlock, err := db.lockMigration(ctx)
+	if err != nil {
+		return border(err)
+	}
+	defer unlock()
+	p, err := goose.NewProvider(db.dialect, db.db.DB, migrations.FS, goose.WithDisableGlobalRegistry(true))
+	if err != nil {
+		return border(err)
+	}
+	if _, err := p.Up(ctx); err != nil {
+		return border(err)
+	}
+	db.migrated.Store(true)
+	return nil
+}
+
+const lockSchema = `SELECT pg_advisory_lock(hashtext(current_schema()))`
+
+// lockMigration keeps other replicas from migrating the same schema.
+func (db *DB) lockMigration(ctx context.Context) (unlock func(), err error) {
+	if db.dialect != goose.DialectPostgres {
+		return func() {}, nil
+	}
+	conn, err := db.db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	unlock = func() {
+		// The lock lives as long as its connection, so that one is dropped.
+		_ = conn.Raw(func(any) error { return errDrop })
+		_ = conn.Close()
+	}
+	if _, err := conn.ExecContext(ctx, lockSchema); err != nil {
+		unlock()
+		return nil, err
+	}
+	return unlock, nil
+}
+
+// Ready reports, by its error, whether the database answers and is migrated.
+func (db *DB) Ready(ctx context.Context) error {
+	var one int
+	return db.get(ctx, &one, `SELECT 1`)
+}
+
+// Close lets go of every connection.
+func (db *DB) Close() error { return db.db.Close() }
+
+// bounded gives a read or a transaction its deadline.
+func (db *DB) bounded(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	if !db.migrated.Load() {
+		return nil, nil, fault.New(fault.Unavailable, "the database is not ready yet; try again")
+	}
+	ctx, cancel := context.WithTimeout(ctx, db.timeout)
+	return ctx, cancel, nil
+}
+
+// get reads one row into dest; sql.ErrNoRows when there is none.
+func (db *DB) get(ctx context.Context, dest any, query string, args ...any) error {
+	return db.read(ctx, func(ctx context.Context) error { return db.db.GetContext(ctx, dest, query, args...) })
+}
+
+// all reads every row into dest, a pointer to an empty slice.
+func (db *DB) all(ctx context.Context, dest any, query string, args ...any) error {
+	return db.read(ctx, func(ctx context.Context) error { return db.db.SelectContext(ctx, dest, query, args...) })
+}
+
+func (db *DB) read(ctx context.Context, query func(context.Context) error) error {
+	ctx, cancel, err := db.bounded(ctx)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	err = query(ctx)
+	for range staleRetries {
+		if !stale(err) {
+			break
+		}
+		err = query(ctx)
+	}
+	return border(err)
+}
+
+// How often a read or a transaction is done again: on each connection of the
+// pool that turns out to be dead, and when the database asks for it.
+const (
+	staleRetries    = 3
+	conflictRetries = 8
+)
+
+// tx runs work in one transaction. work may run more than once, so it must
+// set what it returns anew each time. On SQLite the transaction is the only
+// one that writes from its start; on PostgreSQL it is READ COMMITTED, so what
+// must not change in between belongs into the WHERE of an UPDATE. work must
+// not call methods of db.
+func (db *DB) tx(ctx context.Context, work func(ctx context.Context, tx sqlx.ExtContext) error) error {
+	ctx, cancel, err := db.bounded(ctx)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	if db.writer != nil {
+		select {
+		case db.writer <- struct{}{}:
+			defer func() { <-db.writer }()
+		case <-ctx.Done():
+			return border(ctx.Err())
+		}
+	}
+	dead, conflicts := 0, 0
+	for {
+		committing, err := db.once(ctx, work)
+		switch {
+		case conflicted(err) && conflicts < conflictRetries:
+			conflicts++
+			pause(ctx, conflicts)
+		case stale(err) && !committing && dead < staleRetries: // while committing it may have happened
+			dead++
+		default:
+			return border(err)
+		}
+	}
+}
+
+// once tries the transaction once; committing tells an error of the commit.
+func (db *DB) once(ctx context.Context, work func(context.Context, sqlx.ExtContext) error) (committing bool, err error) {
+	tx, err := db.db.BeginTxx(ctx, nil)
+	if err != nil {
+		return false, err
+	}
+	defer tx.Rollback() // nothing to do after the commit
+	if err := work(ctx, tx); err != nil {
+		return false, err
+	}
+	return true, tx.Commit()
+}
+
+// pause waits a few milliseconds, longer and by chance with each attempt.
+func pause(ctx context.Context, attempt int) {
+	select {
+	case <-time.After(time.Duration(rand.IntN(1<<attempt)+1) * time.Millisecond):
+	case <-ctx.Done():
+	}
+}
+
+// micros is t as the database keeps it; 0 for the zero time.
+func micros(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMicro()
+}
+
+// instant is the time that micros made us.
+func instant(us int64) time.Time {
+	if us == 0 {
+		return time.Time{}
+	}
+	return time.UnixMicro(us).UTC()
+}
+
+// plain refuses what PostgreSQL can't keep as text, on both databases alike.
+func plain(field, text string) error {
+	if strings.ContainsRune(text, 0) || strings.ToValidUTF8(text, "") != text {
+		return fault.New(fault.Invalid, "%s holds a NUL byte or is not valid UTF-8", field).On(field)
+	}
+	return nil
+}
