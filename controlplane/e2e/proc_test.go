@@ -153,3 +153,15 @@ func kill(t *testing.T, pid int) {
 		t.Fatal(err)
 	}
 }
+
+// noProcessWithEnv is an error while a process has that line in its environment.
+func noProcessWithEnv(line string) error {
+	files, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err == nil && bytes.Contains(append([]byte{0}, data...), []byte("\x00"+line+"\x00")) {
+			return fmt.Errorf("%s has %s", f, line)
+		}
+	}
+	return nil
+}

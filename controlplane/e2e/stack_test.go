@@ -102,7 +102,7 @@ func start(t *testing.T, opt options) *stack {
 		}
 	}
 	if opt.tier == cluster {
-		s.opt.cpEnv = append(s.opt.cpEnv, "BIGWAVE_DATABASE_URL="+storetest.Postgres(t))
+		s.opt.cpEnv = append(s.opt.cpEnv, "BIGWAVE_DATABASE_URL="+storetest.URL(t, storetest.Postgres))
 		url := natsServer(t, filepath.Join(s.data, "nats-server"))
 		access := filepath.Join(s.data, "access.json")
 		if err := bus.WriteAccess(access, bus.Access{URL: url, User: "bigwave", Password: "e2e-nats-password"}); err != nil {
