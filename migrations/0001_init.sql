@@ -196,7 +196,7 @@ CREATE TABLE audit_events (
 	policy_digest TEXT NOT NULL,
 	detail        TEXT NOT NULL
 );
-CREATE INDEX audit_events_at ON audit_events (workspace_id, at);
+CREATE INDEX audit_events_workspace ON audit_events (workspace_id, id);
 
 -- +goose Down
 DROP TABLE audit_events;

@@ -35,7 +35,7 @@ const (
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)`
 	auditOfWorkspace = `
 		SELECT id, at, workspace_id, actor, action, object, outcome, policy_digest, detail
-		FROM audit_events WHERE workspace_id = $1 AND id > $2 ORDER BY id LIMIT $3`
+		FROM audit_events WHERE workspace_id = $1 AND ($2 = '' OR id < $2) ORDER BY id DESC LIMIT $3`
 )
 
 // auditInsert writes one event into the transaction of the change it tells of.
@@ -48,7 +48,15 @@ func auditInsert(ctx context.Context, tx sqlx.ExtContext, e audit.Event) error {
 	return nil
 }
 
-// AuditEvents lists a workspace's record in the order of its ids.
+// recorded writes e when the change that it tells of has not failed with err.
+func recorded(ctx context.Context, tx sqlx.ExtContext, err error, e audit.Event) error {
+	if err != nil {
+		return err
+	}
+	return auditInsert(ctx, tx, e)
+}
+
+// AuditEvents lists a workspace's record, newest first.
 func (db *DB) AuditEvents(ctx context.Context, workspace string, p page.Page) ([]audit.Event, string, error) {
 	limit, after, err := p.Bounds()
 	if err != nil {

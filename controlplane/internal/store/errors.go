@@ -34,7 +34,7 @@ func border(err error) error {
 		return fault.Wrap(err, fault.Unavailable, "the database did not answer in time; try again")
 	case conflicted(err), stale(err), down(err):
 		return fault.Wrap(err, fault.Unavailable, "the database is not available; try again")
-	case postgres(err, pqerror.CharacterNotInRepertoire, pqerror.UntranslatableCharacter):
+	case untextual(err):
 		return fault.Wrap(err, fault.Invalid, "a text holds a NUL byte or is not valid UTF-8")
 	}
 	return fault.Wrap(err, fault.Internal, "something went wrong on our side")
@@ -70,6 +70,12 @@ func down(err error) bool {
 	return errors.Is(err, sql.ErrConnDone) ||
 		lite(err, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY,
 			sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+}
+
+// untextual reports whether an argument was a text that can't exist in
+// PostgreSQL: with a NUL byte, or not UTF-8.
+func untextual(err error) bool {
+	return postgres(err, pqerror.CharacterNotInRepertoire, pqerror.UntranslatableCharacter)
 }
 
 // duplicate reports whether a row with the same unique key is there.

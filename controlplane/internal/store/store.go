@@ -200,7 +200,11 @@ func (db *DB) get(ctx context.Context, dest any, query string, args ...any) erro
 
 // all reads every row into dest, a pointer to an empty slice.
 func (db *DB) all(ctx context.Context, dest any, query string, args ...any) error {
-	return db.read(ctx, func(ctx context.Context) error { return db.db.SelectContext(ctx, dest, query, args...) })
+	err := db.read(ctx, func(ctx context.Context) error { return db.db.SelectContext(ctx, dest, query, args...) })
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	return err
 }
 
 func (db *DB) read(ctx context.Context, query func(context.Context) error) error {
@@ -215,6 +219,9 @@ func (db *DB) read(ctx context.Context, query func(context.Context) error) error
 			break
 		}
 		err = query(ctx)
+	}
+	if untextual(err) {
+		return sql.ErrNoRows // nothing has that name
 	}
 	return border(err)
 }
