@@ -10,9 +10,38 @@ type Event struct {
 	At           time.Time
 	Workspace    string
 	Actor        string // user id, "bootstrap", "runner:<id>" or "controlplane"
-	Action       string // "tool.put", "policy.delete", "call.finished", …
+	Action       string // one of the constants below
 	Object       string // the id or name acted on
 	Outcome      string // "ok" or a code
 	PolicyDigest string // calls only
 	Detail       string // free text for people; never a secret
 }
+
+// OK is the outcome of an action that did what it was asked.
+const OK = "ok"
+
+// The actions.
+const (
+	WorkspaceCreate = "workspace.create"
+	WorkspaceDelete = "workspace.delete"
+	UserCreate      = "user.create"
+	UserUpdate      = "user.update"
+	UserDelete      = "user.delete"
+	KeyCreate       = "key.create"
+	KeyRevoke       = "key.revoke"
+	PolicyPut       = "policy.put"
+	PolicyDelete    = "policy.delete"
+	ToolPut         = "tool.put"
+	ToolDelete      = "tool.delete"
+	SessionCreated  = "session.created"
+	SessionClaimed  = "session.claimed"
+	SessionStarted  = "session.started"
+	SessionFailed   = "session.failed"
+	SessionEnded    = "session.ended"
+	SessionClosed   = "session.closed"
+	RunStarted      = "run.started"
+	RunCancelled    = "run.cancelled"
+	CallFinished    = "call.finished"
+	ResultRejected  = "result.rejected"
+	OrderRejected   = "order.rejected"
+)
