@@ -1,0 +1,227 @@
+// Package config knows every setting of the control plane: its name in the
+// environment, its default and what it may be.
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caarlos0/env/v11"
+)
+
+const prefix = "BIGWAVE_"
+
+// Config is the settings of one control plane. The tags are the settings
+// table: env is the name without its prefix, allowed says what a value must
+// be, doc what it is for, and derived the default that depends on others.
+type Config struct {
+	Listen  string `env:"LISTEN" envDefault:"127.0.0.1:8000" allowed:"host:port" doc:"where the API listens"`
+	DataDir string `env:"DATA_DIR" derived:"$XDG_DATA_HOME/bigwave or ~/.local/share/bigwave" allowed:"a path" doc:"what must survive a restart"`
+
+	AdminToken  Secret `env:"ADMIN_TOKEN" derived:"made at the first start, kept in <data>/admin-token" allowed:"at least 16 visible ASCII characters without spaces" doc:"the bearer of the bootstrap admin"`
+	DatabaseURL Secret `env:"DATABASE_URL" derived:"sqlite://<data>/bigwave.db" allowed:"sqlite:///path/to/file.db or postgres://…" doc:"the database"`
+
+	NATSURL        Secret `env:"NATS_URL" derived:"a server in process" allowed:"nats://…, tls://…, ws://… or wss://…" doc:"the message bus of a cluster"`
+	NATSAccessFile string `env:"NATS_ACCESS_FILE" allowed:"a path" doc:"JSON file (0600) with url, user and password of the cluster's bus"`
+	NATSListen     string `env:"NATS_LISTEN" envDefault:"127.0.0.1:0" allowed:"host:port" doc:"where the bus in process listens; port 0 is chosen once and kept"`
+
+	KeyFile       string `env:"KEY_FILE" derived:"<data>/keys/controlplane.key" allowed:"a path" doc:"the key that signs orders; made when missing"`
+	RunnerKeysDir string `env:"RUNNER_KEYS_DIR" derived:"<data>/keys/runners" allowed:"a path" doc:"folder of the runners' public keys, <runner>.pub"`
+	Pool          string `env:"POOL" envDefault:"default" allowed:"1 to 63 of a-z, 0-9, _ and -, not starting with _ or -" doc:"the pool of runners that sessions start in"`
+
+	SandboxEnabled             bool   `env:"SANDBOX_ENABLED" envDefault:"true" allowed:"true or false" doc:"whether there are sandboxes and policies at all"`
+	SandboxDefaultPolicy       string `env:"SANDBOX_DEFAULT_POLICY" derived:"the one in the tree" allowed:"a JSON object, or @ and the path of a file that holds one" doc:"the policy of workspaces that have none"`
+	SandboxMaxMemoryMB         int64  `env:"SANDBOX_MAX_MEMORY_MB" envDefault:"65536" allowed:"a whole number from 16" doc:"ceiling of memory_mb"`
+	SandboxMaxPIDs             int64  `env:"SANDBOX_MAX_PIDS" envDefault:"32768" allowed:"a whole number from 4" doc:"ceiling of pids_limit"`
+	SandboxMaxWallClockSeconds int64  `env:"SANDBOX_MAX_WALL_CLOCK_SECONDS" envDefault:"3600" allowed:"a whole number from 1" doc:"ceiling of wall_clock_seconds"`
+	SandboxMaxOutputBytes      int64  `env:"SANDBOX_MAX_OUTPUT_BYTES" envDefault:"67108864" allowed:"a whole number from 1024" doc:"ceiling of output_bytes_limit"`
+
+	StartWait         time.Duration `env:"START_WAIT" envDefault:"30s" allowed:"a duration from 100ms to 1h, such as 30s" doc:"how long calls wait for a free slot before start_failed"`
+	ClaimWait         time.Duration `env:"CLAIM_WAIT" envDefault:"5s" allowed:"a duration from 100ms to 10m, such as 5s" doc:"how long a ticket may lie before another takes its place"`
+	RunnerLostAfter   time.Duration `env:"RUNNER_LOST_AFTER" envDefault:"45s" allowed:"a duration from 3s to 1h, such as 45s" doc:"silence after which a runner is lost"`
+	SessionIdleTTL    time.Duration `env:"SESSION_IDLE_TTL" envDefault:"30m" allowed:"a duration from 1s to 720h, such as 30m" doc:"idle time after which a session closes"`
+	SessionTTL        time.Duration `env:"SESSION_TTL" envDefault:"24h" allowed:"a duration from 1s to 8760h, such as 24h" doc:"age at which a session closes"`
+	MaxRunsPerSession int           `env:"MAX_RUNS_PER_SESSION" envDefault:"8" allowed:"a whole number from 1 to 1000" doc:"open runs of one session; more answer 429"`
+
+	LogFormat     string        `env:"LOG_FORMAT" envDefault:"text" allowed:"text or json" doc:"form of the log"`
+	LogLevel      slog.Level    `env:"LOG_LEVEL" envDefault:"info" allowed:"debug, info, warn or error" doc:"least level that is logged"`
+	ShutdownGrace time.Duration `env:"SHUTDOWN_GRACE" envDefault:"10s" allowed:"a duration from 0s to 10m, such as 10s" doc:"how long open requests may take when stopping"`
+}
+
+// Load reads the settings from an environment, as os.Environ gives it. Errors
+// name each variable that is wrong and say what it may be. Nothing is written.
+func Load(environ []string) (Config, error) {
+	vars := env.ToMap(environ)
+	var c Config
+	if err := env.ParseWithOptions(&c, env.Options{Prefix: prefix, Environment: vars}); err != nil {
+		return Config{}, named(err)
+	}
+	if err := c.place(vars); err != nil {
+		return Config{}, err
+	}
+	if err := c.check(); err != nil {
+		return Config{}, err
+	}
+	return c, c.readPolicy()
+}
+
+// place fills in the paths that depend on other settings.
+func (c *Config) place(vars map[string]string) error {
+	home := vars["XDG_DATA_HOME"]
+	if home == "" && vars["HOME"] != "" {
+		home = filepath.Join(vars["HOME"], ".local", "share")
+	}
+	if c.DataDir == "" && home == "" {
+		return wrong("DataDir", errors.New("neither it nor HOME is set"))
+	}
+	dir, err := filepath.Abs(cmp.Or(c.DataDir, filepath.Join(home, "bigwave")))
+	if err != nil {
+		return wrong("DataDir", err)
+	}
+	c.DataDir = dir
+	c.KeyFile = cmp.Or(c.KeyFile, filepath.Join(dir, "keys", "controlplane.key"))
+	c.RunnerKeysDir = cmp.Or(c.RunnerKeysDir, filepath.Join(dir, "keys", "runners"))
+	file := url.URL{Scheme: "sqlite", Path: filepath.Join(dir, "bigwave.db")}
+	c.DatabaseURL = cmp.Or(c.DatabaseURL, Secret(file.String()))
+	return nil
+}
+
+// check refuses what is out of range, all of it at once.
+func (c *Config) check() error {
+	var errs []error
+	for _, rule := range []struct {
+		field string
+		ok    bool
+	}{
+		{"Listen", hostPort(c.Listen)},
+		{"NATSListen", hostPort(c.NATSListen)},
+		{"AdminToken", c.AdminToken == "" || goodToken(string(c.AdminToken))},
+		{"DatabaseURL", scheme(c.DatabaseURL, "sqlite", "postgres", "postgresql")},
+		{"NATSURL", c.NATSURL == "" || scheme(c.NATSURL, "nats", "tls", "ws", "wss")},
+		{"Pool", poolName.MatchString(c.Pool)},
+		{"SandboxMaxMemoryMB", c.SandboxMaxMemoryMB >= 16},
+		{"SandboxMaxPIDs", c.SandboxMaxPIDs >= 4},
+		{"SandboxMaxWallClockSeconds", c.SandboxMaxWallClockSeconds >= 1},
+		{"SandboxMaxOutputBytes", c.SandboxMaxOutputBytes >= 1024},
+		{"StartWait", within(c.StartWait, 100*time.Millisecond, time.Hour)},
+		{"ClaimWait", within(c.ClaimWait, 100*time.Millisecond, 10*time.Minute)},
+		{"RunnerLostAfter", within(c.RunnerLostAfter, 3*time.Second, time.Hour)},
+		{"SessionIdleTTL", within(c.SessionIdleTTL, time.Second, 720*time.Hour)},
+		{"SessionTTL", within(c.SessionTTL, time.Second, 8760*time.Hour)},
+		{"MaxRunsPerSession", within(c.MaxRunsPerSession, 1, 1000)},
+		{"LogFormat", c.LogFormat == "text" || c.LogFormat == "json"},
+		{"ShutdownGrace", within(c.ShutdownGrace, 0, 10*time.Minute)},
+	} {
+		if !rule.ok {
+			errs = append(errs, wrong(rule.field, nil))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// maxPolicyFile is far more than a policy is long.
+const maxPolicyFile = 1 << 20
+
+// readPolicy replaces @file by what the file holds.
+func (c *Config) readPolicy() error {
+	path, isFile := strings.CutPrefix(c.SandboxDefaultPolicy, "@")
+	if !isFile {
+		return nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return wrong("SandboxDefaultPolicy", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxPolicyFile+1))
+	if err == nil && len(b) > maxPolicyFile {
+		err = fmt.Errorf("%s is larger than 1 MiB", path)
+	}
+	if err != nil {
+		return wrong("SandboxDefaultPolicy", err)
+	}
+	c.SandboxDefaultPolicy = string(b)
+	return nil
+}
+
+// named replaces the library's errors by ours, which name the variable.
+func named(err error) error {
+	all, ok := errors.AsType[env.AggregateError](err)
+	if !ok {
+		return err
+	}
+	var errs []error
+	for _, e := range all.Errors {
+		if p, ok := errors.AsType[env.ParseError](e); ok {
+			e = wrong(p.Name, nil)
+		}
+		errs = append(errs, e)
+	}
+	return errors.Join(errs...)
+}
+
+// wrong says what the variable of a field must be. The value isn't quoted: it
+// may be a secret in the wrong place.
+func wrong(field string, cause error) error {
+	f, _ := reflect.TypeFor[Config]().FieldByName(field)
+	err := fmt.Errorf("%s%s must be %s", prefix, f.Tag.Get("env"), f.Tag.Get("allowed"))
+	if cause != nil {
+		return fmt.Errorf("%w: %w", err, cause)
+	}
+	return err
+}
+
+// Setting is one line of the settings table.
+type Setting struct{ Name, Default, Allowed, Doc string }
+
+// Settings lists every setting, for the documentation.
+func Settings() []Setting {
+	var list []Setting
+	for f := range reflect.TypeFor[Config]().Fields() {
+		list = append(list, Setting{
+			Name:    prefix + f.Tag.Get("env"),
+			Default: cmp.Or(f.Tag.Get("envDefault"), f.Tag.Get("derived")),
+			Allowed: f.Tag.Get("allowed"),
+			Doc:     f.Tag.Get("doc"),
+		})
+	}
+	return list
+}
+
+var poolName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
+
+func within[T cmp.Ordered](v, low, high T) bool { return low <= v && v <= high }
+
+func hostPort(s string) bool {
+	_, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return false
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	return err == nil && strconv.FormatUint(n, 10) == port
+}
+
+func scheme(s Secret, allowed ...string) bool {
+	u, err := url.Parse(string(s))
+	if err != nil {
+		return false
+	}
+	for _, a := range allowed {
+		if u.Scheme == a {
+			return u.Host != "" || u.Path != ""
+		}
+	}
+	return false
+}

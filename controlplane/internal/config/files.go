@@ -1,0 +1,102 @@
+package config
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Secret is a setting that is never shown: not in logs, not in errors.
+type Secret string
+
+const hidden = "(hidden)"
+
+// String is not the secret. Convert to string where it is needed.
+func (Secret) String() string { return hidden }
+
+// GoString is not the secret.
+func (Secret) GoString() string { return hidden }
+
+// LogValue is not the secret.
+func (Secret) LogValue() slog.Value { return slog.StringValue(hidden) }
+
+// MarshalText is not the secret.
+func (Secret) MarshalText() ([]byte, error) { return []byte(hidden), nil }
+
+// Reveal is the secret.
+func (s Secret) Reveal() string { return string(s) }
+
+// AdminTokenFile is where the admin token is kept when it was made here.
+func (c *Config) AdminTokenFile() string { return filepath.Join(c.DataDir, "admin-token") }
+
+// Prepare makes the folders of the data directory, readable by their owner
+// only, and the admin token when none is set, which it keeps for the next start.
+func (c *Config) Prepare() error {
+	for _, dir := range []string{c.DataDir, filepath.Dir(c.KeyFile), c.RunnerKeysDir, filepath.Join(c.DataDir, "nats")} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("make the data directory: %w", err)
+		}
+	}
+	if c.AdminToken != "" {
+		return nil
+	}
+	token, err := keep(c.AdminTokenFile())
+	if err != nil {
+		return fmt.Errorf("keep the admin token: %w", err)
+	}
+	if !goodToken(token) {
+		return fmt.Errorf("%s must hold %s", c.AdminTokenFile(), "at least 16 visible ASCII characters without spaces")
+	}
+	c.AdminToken = Secret(token)
+	return nil
+}
+
+// keep reads the token at path, or makes one there.
+func keep(path string) (string, error) {
+	token, err := readToken(path)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return token, err
+	}
+	b := make([]byte, 32)
+	rand.Read(b)
+	token = base64.RawURLEncoding.EncodeToString(b)
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".admin-token-*") // mode 0600
+	if err != nil {
+		return "", err
+	}
+	defer os.Remove(tmp.Name())
+	_, err = tmp.WriteString(token + "\n")
+	if err := errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
+		return "", err
+	}
+	// A link, unlike a rename, leaves alone what another start has put there.
+	if err := os.Link(tmp.Name(), path); errors.Is(err, fs.ErrExist) {
+		return readToken(path)
+	} else if err != nil {
+		return "", err
+	}
+	return token, nil
+}
+
+func readToken(path string) (string, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	if st.Mode().Perm()&0o077 != 0 {
+		return "", fmt.Errorf("%s may be read by others (mode %04o): chmod 600 it", path, st.Mode().Perm())
+	}
+	b, err := os.ReadFile(path)
+	return strings.TrimSpace(string(b)), err
+}
+
+// goodToken reports whether s can be guessed by nobody and sent in a header.
+func goodToken(s string) bool {
+	return len(s) >= 16 && len(s) <= 1024 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' })
+}
