@@ -90,3 +90,12 @@ func RunnerOf(subject string) string {
 	}
 	return parts[2]
 }
+
+// SessionOf returns the session in the subject of an event, or "".
+func SessionOf(subject string) string {
+	parts := strings.Split(subject, ".")
+	if len(parts) < 5 || parts[0] != "bw" || parts[1] != "event" {
+		return ""
+	}
+	return parts[3]
+}
