@@ -13,8 +13,10 @@ import (
 	"github.com/bigwave/bigwave/shared/fault"
 )
 
-// maxDepth is how deep arrays and objects may nest in arguments.
-const maxDepth = 1000
+const (
+	maxDepth  = 1000 // how deep arrays and objects may nest in arguments
+	maxDigits = 4300 // the longest integer, as in Python
+)
 
 type kind uint8
 
@@ -156,6 +158,9 @@ func (d decoder) malformed(err error, name string) error {
 // number keeps an int's digits and a float's nearest double, as Python does.
 func number(s, name string) (Value, error) {
 	if !strings.ContainsAny(s, ".eE") {
+		if len(strings.TrimPrefix(s, "-")) > maxDigits {
+			return Value{}, badArgument(name, "an integer in argument %q has more than %d digits", name, maxDigits)
+		}
 		if s == "-0" {
 			s = "0"
 		}
