@@ -1,0 +1,249 @@
+// Package config knows every setting of the runner: its name in the
+// environment, its default and what it may be.
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caarlos0/env/v11"
+
+	"github.com/bigwave/bigwave/shared/bus"
+)
+
+const prefix = "BIGWAVE_"
+
+// Config is the settings of one runner. The tags are the settings table: env
+// is the name without its prefix, allowed says what a value must be, doc what
+// it is for, and derived the default that depends on others.
+type Config struct {
+	DataDir       string `env:"DATA_DIR" derived:"$XDG_DATA_HOME/bigwave or ~/.local/share/bigwave" allowed:"a path" doc:"the control plane's data directory, when both are on one host"`
+	RunnerDataDir string `env:"RUNNER_DATA_DIR" derived:"<data>/runner" allowed:"a path" doc:"the runner's own files: key, spool, sandboxes"`
+	RunnerID      string `env:"RUNNER_ID" derived:"the host's name" allowed:"1 to 63 of a-z, 0-9 and -, not starting with -" doc:"the runner's name; unique in the cluster"`
+	Pool          string `env:"POOL" envDefault:"default" allowed:"1 to 63 of a-z, 0-9 and -, not starting with -" doc:"the pool whose sessions it takes"`
+
+	NATSURL         Secret `env:"NATS_URL" derived:"the access file's" allowed:"nats://…, tls://…, ws://… or wss://…" doc:"the message bus"`
+	NATSAccessFile  string `env:"NATS_ACCESS_FILE" derived:"<data>/nats/runner.json" allowed:"a path" doc:"JSON file (0600) with url, user and password of the bus; waited for"`
+	ControlPlaneKey string `env:"CONTROLPLANE_KEY" derived:"<data>/keys/controlplane.pub" allowed:"paths, separated by commas" doc:"public keys that may sign orders; waited for"`
+	RunnerKeyFile   string `env:"RUNNER_KEY_FILE" derived:"<runner data>/runner.key" allowed:"a path" doc:"the key that signs results; made when missing"`
+	RunnerKeysDir   string `env:"RUNNER_KEYS_DIR" derived:"<data>/keys/runners" allowed:"a path" doc:"folder in which the runner leaves its public key, when it may write there"`
+
+	Slots               int   `env:"SLOTS" envDefault:"32" allowed:"a whole number from 1 to 10000" doc:"live sandboxes at most"`
+	MaxCalls            int   `env:"MAX_CALLS" envDefault:"64" allowed:"a whole number from 1 to 10000" doc:"open calls at most"`
+	MaxMemoryMB         int64 `env:"MAX_MEMORY_MB" envDefault:"65536" allowed:"a whole number from 16" doc:"largest memory_mb that it takes"`
+	MaxPIDs             int64 `env:"MAX_PIDS" envDefault:"32768" allowed:"a whole number from 4" doc:"largest pids_limit that it takes"`
+	MaxWallClockSeconds int64 `env:"MAX_WALL_CLOCK_SECONDS" envDefault:"3600" allowed:"a whole number from 1" doc:"largest wall_clock_seconds that it takes"`
+	MaxOutputBytes      int64 `env:"MAX_OUTPUT_BYTES" envDefault:"67108864" allowed:"a whole number from 1024" doc:"largest output_bytes_limit that it takes"`
+
+	Backend   string   `env:"BACKEND" envDefault:"subprocess" allowed:"subprocess" doc:"what isolates user code"`
+	Init      string   `env:"INIT" derived:"bigwave-init beside the runner" allowed:"a path" doc:"the program that is pid 1 in every sandbox"`
+	Python    string   `env:"PYTHON" derived:"python3 from PATH" allowed:"a path or a name" doc:"the interpreter of python tools"`
+	HostImage string   `env:"HOST_IMAGE" envDefault:"bigwave/sandbox-base:latest" allowed:"a name" doc:"the base_image that the host's own files stand for"`
+	AllowWeak []string `env:"ALLOW_WEAK" allowed:"memory, pids, cpu, separated by commas" doc:"limits that may be held weakly where cgroups are missing; results say so"`
+
+	Grace       time.Duration     `env:"GRACE" envDefault:"30s" allowed:"a duration from 0s to 24h, such as 30s" doc:"how long open calls may go on after SIGTERM"`
+	BeatEvery   time.Duration     `env:"BEAT_EVERY" envDefault:"2s" allowed:"a duration from 100ms to 10s, such as 2s" doc:"time between beats"`
+	KeepUnheard time.Duration     `env:"KEEP_UNHEARD" envDefault:"10m" allowed:"a duration from 1s to 24h, such as 10m" doc:"how long sandboxes are kept while the control plane can't be reached"`
+	Labels      map[string]string `env:"LABELS" envKeyValSeparator:"=" allowed:"key=value, separated by commas" doc:"what the runner says about itself"`
+
+	LogFormat string     `env:"LOG_FORMAT" envDefault:"text" allowed:"text or json" doc:"form of the log"`
+	LogLevel  slog.Level `env:"LOG_LEVEL" envDefault:"info" allowed:"debug, info, warn or error" doc:"least level that is logged"`
+}
+
+// Secret is a setting that is never shown.
+type Secret string
+
+// String is not the secret. Convert to string where it is needed.
+func (Secret) String() string { return "(hidden)" }
+
+// GoString is not the secret.
+func (Secret) GoString() string { return "(hidden)" }
+
+// LogValue is not the secret.
+func (Secret) LogValue() slog.Value { return slog.StringValue("(hidden)") }
+
+// Load reads the settings from an environment, as os.Environ gives it. Errors
+// name each variable that is wrong and say what it may be. Nothing is written.
+func Load(environ []string) (Config, error) {
+	vars := env.ToMap(environ)
+	var c Config
+	if err := env.ParseWithOptions(&c, env.Options{Prefix: prefix, Environment: vars}); err != nil {
+		return Config{}, named(err)
+	}
+	if err := c.place(vars); err != nil {
+		return Config{}, err
+	}
+	return c, c.check()
+}
+
+// place fills in what depends on other settings and on the host.
+func (c *Config) place(vars map[string]string) error {
+	home := vars["XDG_DATA_HOME"]
+	if home == "" && vars["HOME"] != "" {
+		home = filepath.Join(vars["HOME"], ".local", "share")
+	}
+	if c.DataDir == "" && home == "" {
+		return fmt.Errorf("%w: neither it nor HOME is set", wrong("DataDir"))
+	}
+	var err error
+	if c.DataDir, err = filepath.Abs(cmp.Or(c.DataDir, filepath.Join(home, "bigwave"))); err != nil {
+		return fmt.Errorf("%w: %w", wrong("DataDir"), err)
+	}
+	if c.RunnerDataDir, err = filepath.Abs(cmp.Or(c.RunnerDataDir, filepath.Join(c.DataDir, "runner"))); err != nil {
+		return fmt.Errorf("%w: %w", wrong("RunnerDataDir"), err)
+	}
+	c.RunnerID = cmp.Or(c.RunnerID, hostID())
+	if c.NATSAccessFile == "" && c.NATSURL == "" {
+		c.NATSAccessFile = filepath.Join(c.DataDir, "nats", "runner.json")
+	}
+	c.ControlPlaneKey = cmp.Or(c.ControlPlaneKey, filepath.Join(c.DataDir, "keys", "controlplane.pub"))
+	c.RunnerKeyFile = cmp.Or(c.RunnerKeyFile, filepath.Join(c.RunnerDataDir, "runner.key"))
+	c.RunnerKeysDir = cmp.Or(c.RunnerKeysDir, filepath.Join(c.DataDir, "keys", "runners"))
+	c.Init = cmp.Or(c.Init, besides("bigwave-init"))
+	return nil
+}
+
+// besides is the path of a program in this program's folder.
+func besides(name string) string {
+	self, err := os.Executable()
+	if err != nil {
+		return name
+	}
+	return filepath.Join(filepath.Dir(self), name)
+}
+
+var notInName = regexp.MustCompile(`[^a-z0-9-]+`)
+
+// hostID makes a runner's name of the host's.
+func hostID() string {
+	host, _ := os.Hostname() // without a name: "local"
+	return cleanID(host)
+}
+
+func cleanID(host string) string {
+	id := strings.Trim(notInName.ReplaceAllString(strings.ToLower(host), "-"), "-")
+	id = strings.TrimRight(id[:min(len(id), 63)], "-")
+	if !bus.ValidRunner(id) {
+		return "local"
+	}
+	return id
+}
+
+// ControlPlaneKeys are the paths in ControlPlaneKey.
+func (c *Config) ControlPlaneKeys() []string { return split(c.ControlPlaneKey) }
+
+func split(list string) []string {
+	var out []string
+	for p := range strings.SplitSeq(list, ",") {
+		if p = strings.TrimSpace(p); p != "" {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// check refuses what is out of range, all of it at once.
+func (c *Config) check() error {
+	var errs []error
+	for _, rule := range []struct {
+		field string
+		ok    bool
+	}{
+		{"RunnerID", bus.ValidRunner(c.RunnerID)},
+		{"Pool", bus.ValidRunner(c.Pool)},
+		{"NATSURL", c.NATSURL == "" || natsURL(string(c.NATSURL))},
+		{"ControlPlaneKey", len(c.ControlPlaneKeys()) > 0},
+		{"Slots", within(c.Slots, 1, 10000)},
+		{"MaxCalls", within(c.MaxCalls, 1, 10000)},
+		{"MaxMemoryMB", c.MaxMemoryMB >= 16},
+		{"MaxPIDs", c.MaxPIDs >= 4},
+		{"MaxWallClockSeconds", c.MaxWallClockSeconds >= 1},
+		{"MaxOutputBytes", c.MaxOutputBytes >= 1024},
+		{"Backend", c.Backend == "subprocess"},
+		{"AllowWeak", !slices.ContainsFunc(c.AllowWeak, func(s string) bool { return !slices.Contains([]string{"memory", "pids", "cpu"}, s) })},
+		{"Grace", within(c.Grace, 0, 24*time.Hour)},
+		{"BeatEvery", within(c.BeatEvery, 100*time.Millisecond, 10*time.Second)},
+		{"KeepUnheard", within(c.KeepUnheard, time.Second, 24*time.Hour)},
+		{"Labels", goodLabels(c.Labels)},
+		{"LogFormat", c.LogFormat == "text" || c.LogFormat == "json"},
+	} {
+		if !rule.ok {
+			errs = append(errs, wrong(rule.field))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func within[T cmp.Ordered](v, low, high T) bool { return low <= v && v <= high }
+
+func goodLabels(m map[string]string) bool {
+	if len(m) > 64 {
+		return false
+	}
+	for k, v := range m {
+		if k == "" || len(k) > 256 || len(v) > 256 {
+			return false
+		}
+	}
+	return true
+}
+
+func natsURL(s string) bool {
+	for _, one := range split(s) {
+		u, err := url.Parse(one)
+		if err != nil || u.Host == "" || !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme) {
+			return false
+		}
+	}
+	return true
+}
+
+// named replaces the library's errors by ours, which name the variable.
+func named(err error) error {
+	all, ok := errors.AsType[env.AggregateError](err)
+	if !ok {
+		return err
+	}
+	var errs []error
+	for _, e := range all.Errors {
+		if p, ok := errors.AsType[env.ParseError](e); ok {
+			e = wrong(p.Name)
+		}
+		errs = append(errs, e)
+	}
+	return errors.Join(errs...)
+}
+
+// wrong says what the variable of a field must be. The value isn't quoted: it
+// may be a secret in the wrong place.
+func wrong(field string) error {
+	f, _ := reflect.TypeFor[Config]().FieldByName(field)
+	return fmt.Errorf("%s%s must be %s", prefix, f.Tag.Get("env"), f.Tag.Get("allowed"))
+}
+
+// Setting is one line of the settings table.
+type Setting struct{ Name, Default, Allowed, Doc string }
+
+// Settings lists every setting, for the documentation.
+func Settings() []Setting {
+	var list []Setting
+	for f := range reflect.TypeFor[Config]().Fields() {
+		list = append(list, Setting{
+			Name:    prefix + f.Tag.Get("env"),
+			Default: cmp.Or(f.Tag.Get("envDefault"), f.Tag.Get("derived")),
+			Allowed: f.Tag.Get("allowed"),
+			Doc:     f.Tag.Get("doc"),
+		})
+	}
+	return list
+}

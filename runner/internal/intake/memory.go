@@ -1,0 +1,203 @@
+package intake
+
+import (
+	"crypto/sha256"
+	"sync"
+
+	"github.com/bigwave/bigwave/shared/wire"
+)
+
+// afterlife is how long the calls of an ended session are remembered, in
+// milliseconds: longer than any order can live.
+const afterlife = wire.MaxLifeMS + 2*wire.SkewMS + 60_000
+
+// sweepEvery is how often expired entries are looked for, in milliseconds.
+const sweepEvery = 1_000
+
+// state is what is known of a call.
+type state string
+
+const (
+	unknown   state = "unknown" // also a tombstone: it will never run
+	running   state = "running"
+	finished  state = "done"
+	tombstone       = unknown
+)
+
+type key [16]byte
+
+func keyOf(s string) key {
+	sum := sha256.Sum256([]byte(s))
+	return key(sum[:16])
+}
+
+// memory is what makes an order count once: the ids of orders until they
+// expire, and the calls of each session for its life. It never forgets a live
+// entry: when it is full it refuses.
+type memory struct {
+	maxOrders, maxCalls int
+
+	mu       sync.Mutex
+	orders   map[key]int64       // id → forgotten after this Unix millisecond
+	sessions map[string]*history // by session: its latest epoch here
+	calls    int                 // in all histories
+	swept    int64
+}
+
+// history is what is known of one epoch of a session.
+type history struct {
+	epoch int64
+	calls map[key]state
+	until int64 // 0: live; else the Unix millisecond after which it is forgotten
+}
+
+func newMemory(orders, calls int) *memory {
+	return &memory{maxOrders: orders, maxCalls: calls, orders: map[key]int64{}, sessions: map[string]*history{}}
+}
+
+// open begins the history of a session's epoch; false: that epoch or a later
+// one was here before.
+func (m *memory) open(held wire.Held) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if h := m.sessions[held.Session]; h != nil {
+		if h.epoch >= held.Epoch {
+			return false
+		}
+		m.calls -= len(h.calls)
+	}
+	m.sessions[held.Session] = &history{epoch: held.Epoch, calls: map[key]state{}}
+	return true
+}
+
+// unopen forgets an epoch that did not become ours.
+func (m *memory) unopen(held wire.Held) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if h := m.sessions[held.Session]; h != nil && h.epoch == held.Epoch {
+		m.calls -= len(h.calls)
+		delete(m.sessions, held.Session)
+	}
+}
+
+// close says that nothing of the epoch is left; what was is still known until
+// no order for it can come.
+func (m *memory) close(held wire.Held, now int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if h := m.sessions[held.Session]; h != nil && h.epoch == held.Epoch {
+		h.until = now + afterlife
+	}
+}
+
+// admit is the last word on an order that is genuine, ours and timely: epoch,
+// then seen before. It takes the order's id, and the call's, in any case, so
+// that what was refused once can't be sent again. The state is of the call
+// that a cancel or status asks for.
+func (m *memory) admit(o wire.Order, now int64) (state, *Refusal) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.sweep(now)
+	h, wrong := m.epoch(o)
+	seen := m.take(o, now)
+	switch {
+	case wrong != nil:
+		return unknown, wrong
+	case seen != nil:
+		return unknown, seen
+	}
+	switch o.Kind {
+	case wire.OrderCall:
+		return running, m.begin(h, o.Call.ID)
+	case wire.OrderCancel, wire.OrderStatus:
+		return m.look(h, o.Target)
+	}
+	return unknown, nil
+}
+
+func (m *memory) epoch(o wire.Order) (*history, *Refusal) {
+	if o.Kind == wire.OrderDrain {
+		return nil, nil
+	}
+	h := m.sessions[o.Session]
+	switch {
+	case h == nil:
+		return nil, refuse("unknown_session", "the session is not on this runner")
+	case o.Epoch != h.epoch:
+		return nil, refuse("epoch", "epoch %d; this runner holds %d", o.Epoch, h.epoch)
+	case h.until != 0 && o.Kind != wire.OrderCancel && o.Kind != wire.OrderStatus:
+		return nil, refuse("unknown_session", "the session has ended on this runner")
+	}
+	return h, nil
+}
+
+// take remembers an order's id until it can't be valid any more.
+func (m *memory) take(o wire.Order, now int64) *Refusal {
+	k := keyOf(o.JTI)
+	if _, ok := m.orders[k]; ok {
+		return refuse("duplicate", "the order was seen before")
+	}
+	if len(m.orders) >= m.maxOrders {
+		return refuse("memory_full", "this runner can't remember more orders now")
+	}
+	m.orders[k] = o.ExpiresAt + wire.SkewMS
+	return nil
+}
+
+func (m *memory) begin(h *history, id string) *Refusal {
+	k := keyOf(id)
+	switch s, ok := h.calls[k]; {
+	case ok && s == tombstone:
+		return refuse("cancelled", "the call was cancelled or asked for before it came")
+	case ok:
+		return refuse("duplicate", "the call was seen before")
+	case m.calls >= m.maxCalls:
+		return refuse("memory_full", "this runner can't remember more calls now")
+	}
+	h.calls[k] = running
+	m.calls++
+	return nil
+}
+
+// look leaves a tombstone for a call that never came, so that it can't come
+// any more.
+func (m *memory) look(h *history, id string) (state, *Refusal) {
+	k := keyOf(id)
+	if s, ok := h.calls[k]; ok {
+		return s, nil
+	}
+	if m.calls >= m.maxCalls {
+		return unknown, refuse("memory_full", "this runner can't remember more calls now")
+	}
+	h.calls[k] = tombstone
+	m.calls++
+	return unknown, nil
+}
+
+// mark sets what became of a call that admit let in.
+func (m *memory) mark(held wire.Held, id string, s state) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if h := m.sessions[held.Session]; h != nil && h.epoch == held.Epoch {
+		h.calls[keyOf(id)] = s
+	}
+}
+
+// sweep forgets what can't matter any more.
+func (m *memory) sweep(now int64) {
+	if now-m.swept < sweepEvery {
+		return
+	}
+	m.swept = now
+	for k, until := range m.orders {
+		if until < now {
+			delete(m.orders, k)
+		}
+	}
+	for id, h := range m.sessions {
+		if h.until != 0 && h.until < now {
+			m.calls -= len(h.calls)
+			delete(m.sessions, id)
+		}
+	}
+}
