@@ -254,9 +254,6 @@ func (v Value) formatChar(s formatSpec, limit int) (string, error) {
 	if err != nil || !utf8.ValidRune(rune(n)) {
 		return "", errors.New("c takes the number of a Unicode character")
 	}
-	if s.align == '=' && s.fill == '0' {
-		return s.pad("", string(rune(n)), 1, limit)
-	}
 	return s.pad("", string(rune(n)), 1, limit)
 }
 
@@ -282,7 +279,10 @@ func (s formatSpec) number(sign, integer, rest string, group, limit int) (string
 	if s.grouping == 0 {
 		group = 0
 	}
-	body := groupDigits(integer, s.grouping, group, least) + rest
+	body := rest
+	if integer != "" {
+		body = groupDigits(integer, s.grouping, group, least) + rest
+	}
 	return s.pad(sign, body, len(body), limit)
 }
 
@@ -294,16 +294,16 @@ func groupDigits(digits string, sep byte, group, least int) string {
 	}
 	var parts []string
 	remaining := digits
-	for first := true; first || remaining != "" || least > 0; first = false {
+	for {
 		n := min(group, max(len(remaining), least, 1))
 		cut := max(0, len(remaining)-n)
 		part := remaining[cut:]
 		parts = append(parts, strings.Repeat("0", n-len(part))+part)
 		remaining = remaining[:cut]
-		least -= n + 1
-		if remaining == "" && least+1 <= 0 {
+		if least -= n; remaining == "" && least <= 0 {
 			break
 		}
+		least-- // the separator
 	}
 	var out strings.Builder
 	for i := len(parts) - 1; i >= 0; i-- {
@@ -340,10 +340,7 @@ func formatFloat(f float64, k kind, spec string, limit int) (string, error) {
 		precision = 6
 	}
 	text, negative := strings.CutPrefix(floatDigits(f, typ, precision, s.alternate), "-")
-	if negative && s.noNegZero && strings.Trim(text, "0.") == "" {
-		negative = false
-	}
-	if negative && s.noNegZero && strings.ContainsAny(text, "eE") && strings.Trim(text[:strings.IndexAny(text, "eE")], "0.") == "" {
+	if mantissa, _, _ := strings.Cut(strings.ToLower(text), "e"); s.noNegZero && strings.Trim(mantissa, "0.") == "" {
 		negative = false
 	}
 	integer := text
@@ -356,7 +353,7 @@ func formatFloat(f float64, k kind, spec string, limit int) (string, error) {
 // floatDigits prints f the way C and Python do for a type, without padding.
 func floatDigits(f float64, typ rune, precision int, alternate bool) string {
 	if math.IsInf(f, 0) { // only after *100
-		return strings.TrimPrefix(strconv.FormatFloat(f, 'g', -1, 64), "+")
+		return strings.ToLower(strings.TrimPrefix(strconv.FormatFloat(f, 'g', -1, 64), "+"))
 	}
 	switch typ {
 	case 'e', 'E', 'f', 'F':
