@@ -1,0 +1,64 @@
+package main
+
+import (
+	"syscall"
+	"unsafe"
+)
+
+// A fork of a Go program has one thread and no scheduler, collector or
+// monitor. What runs in it keeps to this:
+//
+//   - it makes system calls only by RawSyscall, which does not involve the
+//     scheduler, and it never waits for another goroutine;
+//   - everything it needs (strings for the kernel, buffers) was made before;
+//     should it grow its stack or allocate a little after all, that works,
+//     since with GOMAXPROCS=1 no other thread can have held an allocator's lock
+//     when it was forked, and no collection was under way;
+//   - it never returns from its entry function.
+
+//go:linkname beforeFork syscall.runtime_BeforeFork
+func beforeFork()
+
+//go:linkname afterFork syscall.runtime_AfterFork
+func afterFork()
+
+type cloneArgs struct {
+	flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize, cgroup uint64
+}
+
+const (
+	cloneClearSighand = 0x100000000
+	cloneIntoCgroup   = 0x200000000
+	clonePidfd        = 0x1000
+	cloneNewCgroup    = 0x02000000
+)
+
+// forkSupervisor makes a supervisor and returns its pid and a pidfd. With
+// cgroup ≥ 0 it starts in that cgroup, else in this thread's.
+func forkSupervisor(socket, cgroup int) (int, int, syscall.Errno) {
+	pidfd := int32(-1)
+	args := cloneArgs{
+		flags:      syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | cloneNewCgroup | cloneClearSighand | clonePidfd,
+		pidfd:      uint64(uintptr(unsafe.Pointer(&pidfd))),
+		exitSignal: uint64(syscall.SIGCHLD),
+	}
+	if cgroup >= 0 {
+		args.flags |= cloneIntoCgroup
+		args.cgroup = uint64(cgroup)
+	}
+	// beforeFork blocks signals and keeps the scheduler away; in the child
+	// afterFork gives the stack its real bounds back.
+	beforeFork()
+	pid, errno := rawFork(&args)
+	afterFork()
+	if errno == 0 && pid == 0 {
+		supervise(socket)
+	}
+	return int(pid), int(pidfd), errno
+}
+
+//go:nosplit
+func rawFork(args *cloneArgs) (uintptr, syscall.Errno) {
+	pid, _, errno := syscall.RawSyscall(sysClone3, uintptr(unsafe.Pointer(args)), unsafe.Sizeof(*args), 0)
+	return pid, errno
+}

@@ -1,0 +1,1 @@
+// This file is empty so that fork.go may declare functions that the runtime defines.

@@ -1,0 +1,223 @@
+// Command init is pid 1 in every sandbox. It builds the sandbox's root, then
+// makes a supervisor whenever the runner asks for one, and ends when the
+// runner's end of its socket closes; the kernel then ends what is left.
+//
+// A supervisor is pid 1 of one call's own pid and mount namespace. It is a
+// fork of the init without an exec, since starting a Go program anew would
+// cost more than the call does; see fork.go for the rules that this brings.
+package main
+
+import (
+	"io"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"syscall"
+	"unsafe"
+
+	"github.com/bigwave/bigwave/runner/internal/inside"
+)
+
+// The thread that forks must be the process's first: on cgroup v1 it alone
+// sits in the pids cgroup, and all that it forks inherits it. Locking it here,
+// before main, also keeps the runtime from cloning other threads from it.
+func init() { runtime.LockOSThread() }
+
+// A collection must not be under way in a fork, so they run by hand.
+const forksPerCollection = 2048
+
+func main() {
+	debug.SetGCPercent(-1)
+	if err := run(); err != nil && err != io.EOF {
+		_, _ = os.Stderr.WriteString("bigwave-init: " + err.Error() + "\n")
+		os.Exit(1)
+	}
+}
+
+// machine is the init's state; one goroutine holds it.
+type machine struct {
+	layout      inside.Layout
+	cgroup      int // of the calls, on cgroup v2; else -1
+	supervisors []supervisor
+	forks       int
+	packet      []byte
+	in          [inside.MaxPacket]byte
+}
+
+// supervisor is one live child.
+type supervisor struct {
+	id    uint32
+	pid   int
+	pidfd int
+}
+
+func run() error {
+	m := &machine{cgroup: -1}
+	if err := m.build(); err != nil {
+		return err
+	}
+	for {
+		ready, err := m.wait()
+		if err != nil {
+			return err
+		}
+		if err := m.reap(); err != nil {
+			return err
+		}
+		if !ready {
+			continue
+		}
+		if err := m.obey(); err != nil {
+			return err
+		}
+	}
+}
+
+// build reads the layout and makes the root; the runner hears how it went.
+func (m *machine) build() error {
+	n, fds, err := inside.Receive(inside.Control, m.in[:])
+	if err != nil {
+		return err
+	}
+	if inside.Kind(m.in[0]) != inside.KindLayout {
+		return syscall.EPROTO
+	}
+	if m.layout, err = inside.ParseLayout(m.in[1:n]); err != nil {
+		return err
+	}
+	if i := m.layout.CgroupFD; i >= 0 && i < len(fds) {
+		m.cgroup = fds[i]
+	}
+	trouble := makeRoot(m.layout, fds)
+	for i, fd := range fds {
+		if i != m.layout.CgroupFD {
+			_ = syscall.Close(fd)
+		}
+	}
+	if trouble.Step == "" {
+		trouble = lowerSelf()
+	}
+	prepareStub(m.layout)
+	runtime.GC()
+	return m.tell(inside.AppendTrouble(m.packet[:0], inside.KindUp, trouble))
+}
+
+// obey carries out one packet.
+func (m *machine) obey() error {
+	n, fds, err := inside.Receive(inside.Control, m.in[:])
+	if err != nil {
+		return err
+	}
+	body := m.in[1:n]
+	switch inside.Kind(m.in[0]) {
+	case inside.KindSpawn:
+		id, err := inside.ParseID(body)
+		if err != nil || len(fds) != 1 {
+			return syscall.EPROTO
+		}
+		err = m.spawn(id, fds[0])
+		_ = syscall.Close(fds[0])
+		return err
+	case inside.KindKill:
+		id, err := inside.ParseID(body)
+		if err != nil {
+			return err
+		}
+		m.kill(id)
+		return nil
+	case inside.KindLimits:
+		limits, err := inside.ParseLimits(body)
+		if err != nil {
+			return err
+		}
+		trouble := resize(limits)
+		m.layout.Limits = limits.Rlimits
+		prepareStub(m.layout)
+		return m.tell(inside.AppendTrouble(m.packet[:0], inside.KindLimited, trouble))
+	}
+	return syscall.EPROTO
+}
+
+// spawn makes a supervisor that talks on socket.
+func (m *machine) spawn(id uint32, socket int) error {
+	if m.forks++; m.forks%forksPerCollection == 0 {
+		runtime.GC()
+	}
+	pid, pidfd, errno := forkSupervisor(socket, m.cgroup)
+	if errno != 0 {
+		return m.tell(inside.AppendEnded(m.packet[:0], inside.Ended{ID: id, Errno: uint32(errno)}))
+	}
+	m.supervisors = append(m.supervisors, supervisor{id: id, pid: pid, pidfd: pidfd})
+	return nil
+}
+
+// kill ends a supervisor, and by that its pid namespace. One that has ended
+// but is not reaped yet still holds its pid, so nobody else can be hit.
+func (m *machine) kill(id uint32) {
+	for _, s := range m.supervisors {
+		if s.id == id {
+			_ = syscall.Kill(s.pid, syscall.SIGKILL)
+		}
+	}
+}
+
+type pollFD struct {
+	fd      int32
+	events  int16
+	revents int16
+}
+
+const pollIn = 1
+
+// wait returns when a supervisor may have ended, or with true when the
+// control socket has something to say.
+func (m *machine) wait() (bool, error) {
+	var set [64]pollFD
+	set[0] = pollFD{fd: inside.Control, events: pollIn}
+	n := 1
+	for _, s := range m.supervisors {
+		if n < len(set) {
+			set[n] = pollFD{fd: int32(s.pidfd), events: pollIn}
+			n++
+		}
+	}
+	_, _, errno := syscall.Syscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&set[0])), uintptr(n), 0, 0, 0, 0)
+	if errno == syscall.EINTR {
+		return false, nil
+	}
+	if errno != 0 {
+		return false, errno
+	}
+	return set[0].revents != 0, nil
+}
+
+// reap tells the runner about every supervisor that has ended.
+func (m *machine) reap() error {
+	for i := 0; i < len(m.supervisors); {
+		s := m.supervisors[i]
+		var status syscall.WaitStatus
+		var usage syscall.Rusage
+		pid, err := syscall.Wait4(s.pid, &status, syscall.WNOHANG, &usage)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err == nil && pid == 0 {
+			i++
+			continue
+		}
+		_ = syscall.Close(s.pidfd)
+		last := len(m.supervisors) - 1
+		m.supervisors[i] = m.supervisors[last]
+		m.supervisors = m.supervisors[:last]
+		ended := inside.Ended{ID: s.id, Status: uint32(status), CPU: usage.Utime.Nano() + usage.Stime.Nano()}
+		if err := m.tell(inside.AppendEnded(m.packet[:0], ended)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *machine) tell(packet []byte) error {
+	m.packet = packet
+	return inside.Send(inside.Control, packet)
+}

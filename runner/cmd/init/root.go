@@ -1,0 +1,212 @@
+package main
+
+import (
+	"os"
+	"path"
+	"strconv"
+	"syscall"
+	"unsafe"
+
+	"github.com/bigwave/bigwave/runner/internal/inside"
+)
+
+// The new root is put together on top of a directory that every host has;
+// the one chosen does not matter, since the old root goes afterwards.
+const buildAt = "/usr"
+
+// makeRoot builds what l says, enters it and lets go of the host's root.
+func makeRoot(l inside.Layout, fds []int) inside.Trouble {
+	mounts, trouble := openBinds(l, fds)
+	if trouble.Step != "" {
+		return trouble
+	}
+	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
+		return failed("make mounts private", err)
+	}
+	if err := syscall.Mount("root", buildAt, "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV, "mode=755,size=4m"); err != nil {
+		return failed("mount the root", err)
+	}
+	for i, s := range l.Steps {
+		if err := makeStep(s, mounts[i]); err != nil {
+			return failed("make "+s.Path, err)
+		}
+	}
+	// The first /proc is for the init alone. It has to be mounted while the
+	// host's is still in sight, or the kernel lets no later one be mounted.
+	if err := os.MkdirAll(buildAt+"/proc", 0o555); err != nil {
+		return failed("make /proc", err)
+	}
+	if err := syscall.Mount("proc", buildAt+"/proc", "proc", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC, ""); err != nil {
+		return failed("mount /proc", err)
+	}
+	if err := enterRoot(); err != nil {
+		return failed("pivot the root", err)
+	}
+	if err := syscall.Sethostname([]byte(l.Hostname)); err != nil {
+		return failed("set the host name", err)
+	}
+	if err := loopbackUp(); err != nil {
+		return failed("bring lo up", err)
+	}
+	return inside.Trouble{}
+}
+
+// openBinds returns a detached mount for each bind among the steps, before
+// the new root hides anything.
+func openBinds(l inside.Layout, fds []int) ([]int, inside.Trouble) {
+	mounts := make([]int, len(l.Steps))
+	for i, s := range l.Steps {
+		mounts[i] = -1
+		if s.Kind != inside.StepBind {
+			continue
+		}
+		if s.FD >= 0 && s.FD < len(fds) {
+			mounts[i] = fds[s.FD]
+			continue
+		}
+		mount, err := openTree(atFDCWD, s.Data, openTreeClone|openTreeCloexec|atRecursive)
+		if err != nil {
+			return nil, failed("open "+s.Data, err)
+		}
+		mounts[i] = mount
+	}
+	return mounts, inside.Trouble{}
+}
+
+func makeStep(s inside.Step, mount int) error {
+	target := buildAt + path.Clean("/"+s.Path)
+	if err := os.MkdirAll(path.Dir(target), 0o755); err != nil {
+		return err
+	}
+	mode := os.FileMode(s.Mode & 0o777)
+	switch s.Kind {
+	case inside.StepDir:
+		return os.MkdirAll(target, mode)
+	case inside.StepFile:
+		return os.WriteFile(target, []byte(s.Data), mode)
+	case inside.StepLink:
+		return os.Symlink(s.Data, target)
+	case inside.StepTmpfs:
+		if err := os.MkdirAll(target, 0o755); err != nil {
+			return err
+		}
+		return syscall.Mount("tmpfs", target, "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV, s.Data)
+	case inside.StepBind:
+		return bind(s, mount, target)
+	}
+	return syscall.EINVAL
+}
+
+func bind(s inside.Step, mount int, target string) error {
+	attr := mountAttr{set: attrNoSuid | attrReadOnly | attrNoDev, propagation: syscall.MS_PRIVATE}
+	if s.Writable {
+		attr.set &^= attrReadOnly
+	}
+	if s.Device {
+		attr.set &^= attrNoDev
+	}
+	if err := mountSetattr(mount, attr); err != nil {
+		return err
+	}
+	if s.File {
+		if err := os.WriteFile(target, nil, 0o644); err != nil {
+			return err
+		}
+	} else if err := os.MkdirAll(target, 0o755); err != nil {
+		return err
+	}
+	return moveMount(mount, target)
+}
+
+// enterRoot makes the new root the only one and read-only.
+func enterRoot() error {
+	if err := os.Chdir(buildAt); err != nil {
+		return err
+	}
+	if err := syscall.PivotRoot(".", "."); err != nil {
+		return err
+	}
+	if err := syscall.Unmount(".", syscall.MNT_DETACH); err != nil {
+		return err
+	}
+	if err := os.Chdir("/"); err != nil {
+		return err
+	}
+	return syscall.Mount("", "/", "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_RDONLY|syscall.MS_NOSUID|syscall.MS_NODEV, "")
+}
+
+// resize gives the tmpfs mounts their sizes. A tmpfs has one size wherever it
+// is mounted, so that supervisors that wait already see it.
+func resize(l inside.Limits) inside.Trouble {
+	for _, t := range []struct {
+		path  string
+		bytes uint64
+	}{{"/tmp", l.TmpBytes}, {"/dev/shm", l.ShmBytes}} {
+		if t.bytes == 0 {
+			continue
+		}
+		options := "size=" + strconv.FormatUint(t.bytes, 10)
+		if err := syscall.Mount("tmpfs", t.path, "tmpfs", syscall.MS_REMOUNT|syscall.MS_NOSUID|syscall.MS_NODEV, options); err != nil {
+			return failed("size "+t.path, err)
+		}
+	}
+	return inside.Trouble{}
+}
+
+// loopbackUp lets programs of the sandbox talk to each other on 127.0.0.1.
+func loopbackUp() error {
+	socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer syscall.Close(socket)
+	var request struct {
+		name  [16]byte
+		flags uint16
+		_     [22]byte
+	}
+	copy(request.name[:], "lo")
+	request.flags = syscall.IFF_UP | syscall.IFF_RUNNING
+	_, _, errno := syscall.Syscall(syscall.SYS_IOCTL, uintptr(socket), syscall.SIOCSIFFLAGS, uintptr(unsafe.Pointer(&request)))
+	return asError(errno)
+}
+
+// lowerSelf gives up what neither the init nor a supervisor needs.
+func lowerSelf() inside.Trouble {
+	name := [16]byte{'b', 'w', '-', 'i', 'n', 'i', 't'}
+	if err := prctl(prSetName, ptr(&name)); err != nil {
+		return failed("set the name", err)
+	}
+	// A process of the user's uid must not be able to look into us.
+	if err := prctl(prSetDumpable, 0); err != nil {
+		return failed("become undumpable", err)
+	}
+	const keep = 1<<capKill | 1<<capSetGID | 1<<capSetUID | 1<<capSetPCap | 1<<capNetAdmin | 1<<capSysAdmin
+	header := capHeader{version: capVersion3}
+	data := [2]capData{{effective: keep, permitted: keep}}
+	if _, _, errno := syscall.AllThreadsSyscall(syscall.SYS_CAPSET, ptr(&header), ptr(&data), 0); errno != 0 {
+		return failed("lower capabilities", errno)
+	}
+	return inside.Trouble{}
+}
+
+func failed(step string, err error) inside.Trouble {
+	errno, ok := unwrap(err)
+	if !ok {
+		errno = syscall.EIO
+	}
+	return inside.Trouble{Step: step, Errno: uint32(errno)}
+}
+
+func unwrap(err error) (syscall.Errno, bool) {
+	for {
+		switch e := err.(type) {
+		case syscall.Errno:
+			return e, true
+		case interface{ Unwrap() error }:
+			err = e.Unwrap()
+		default:
+			return 0, false
+		}
+	}
+}

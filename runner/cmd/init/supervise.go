@@ -1,0 +1,207 @@
+package main
+
+import (
+	"syscall"
+
+	"github.com/bigwave/bigwave/runner/internal/inside"
+)
+
+// callSocket is the descriptor on which a supervisor and its call's process
+// find their socket; it lies above those that a request brings.
+const callSocket = 20
+
+// masks are the parts of a call's /proc that say too much about the host:
+// files are covered by /dev/null, directories by an empty directory.
+var masks = []mask{
+	{target: cstring("/proc/kcore")},
+	{target: cstring("/proc/keys")},
+	{target: cstring("/proc/key-users")},
+	{target: cstring("/proc/kmsg")},
+	{target: cstring("/proc/timer_list")},
+	{target: cstring("/proc/timer_stats")},
+	{target: cstring("/proc/sched_debug")},
+	{target: cstring("/proc/latency_stats")},
+	{target: cstring("/proc/kpagecount")},
+	{target: cstring("/proc/kpageflags")},
+	{target: cstring("/proc/kpagecgroup")},
+	{target: cstring("/proc/vmallocinfo")},
+	{target: cstring("/proc/slabinfo")},
+	{target: cstring("/proc/kallsyms")},
+	{target: cstring("/proc/acpi"), dir: true},
+	{target: cstring("/proc/scsi"), dir: true},
+	{target: cstring("/proc/asound"), dir: true},
+	{target: cstring("/proc/driver"), dir: true},
+	{target: cstring("/proc/sysrq-trigger"), readOnly: true},
+	{target: cstring("/proc/bus"), readOnly: true},
+	{target: cstring("/proc/fs"), readOnly: true},
+	{target: cstring("/proc/irq"), readOnly: true},
+	{target: cstring("/proc/sys"), readOnly: true},
+}
+
+type mask struct {
+	target   *byte
+	dir      bool
+	readOnly bool // bound to itself read-only instead of covered
+}
+
+var (
+	procType  = cstring("proc")
+	procPath  = cstring("/proc")
+	nullPath  = cstring("/dev/null")
+	emptyPath = cstring("/run/empty") // made by the layout
+	noString  = cstring("")
+)
+
+// note is a fork's only outgoing message; a fork has its own copy.
+var (
+	note       inside.Note
+	notePacket [inside.NoteSize]byte
+)
+
+// supervise is a supervisor's whole life: it prepares the call's /proc, forks
+// the process that will become the program, waits for it, ends what that one
+// has left behind, and says how it went.
+func supervise(socket int) {
+	if !keepOnly(socket) {
+		fail(inside.FailDescriptors, 0)
+	}
+	if errno := mountProc(); errno != 0 {
+		fail(inside.FailProc, errno)
+	}
+	if errno := maskProc(); errno != 0 {
+		fail(inside.FailMask, errno)
+	}
+	args := cloneArgs{exitSignal: uint64(syscall.SIGCHLD)}
+	pid, errno := rawFork(&args)
+	if errno != 0 {
+		fail(inside.FailFork, errno)
+	}
+	if pid == 0 {
+		becomeCall()
+	}
+	note = inside.Note{Kind: inside.NoteExited}
+	waitFor(int(pid))
+	note.A = monotonic()
+	endRest()
+	var usage syscall.Rusage
+	const children = ^uintptr(0) // RUSAGE_CHILDREN
+	_, _, _ = syscall.RawSyscall(syscall.SYS_GETRUSAGE, children, ptr(&usage), 0)
+	note.CPU = usage.Utime.Nano() + usage.Stime.Nano()
+	note.MaxRSS = usage.Maxrss << 10
+	sendNote()
+	exit(0)
+}
+
+// keepOnly moves the call's socket to its place and closes all else.
+func keepOnly(socket int) bool {
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_DUP3, fd(socket), callSocket, syscall.O_CLOEXEC); errno != 0 {
+		return false
+	}
+	_, _, _ = syscall.RawSyscall(sysCloseRange, 3, callSocket-1, 0)
+	_, _, errno := syscall.RawSyscall(sysCloseRange, callSocket+1, uintptr(^uint32(0)), 0)
+	return errno == 0
+}
+
+func mountProc() syscall.Errno {
+	const flags = syscall.MS_NOSUID | syscall.MS_NODEV | syscall.MS_NOEXEC
+	return rawMount(procType, procPath, procType, flags)
+}
+
+func maskProc() syscall.Errno {
+	for i := range masks {
+		if errno := masks[i].apply(); errno != 0 && errno != syscall.ENOENT {
+			return errno
+		}
+	}
+	return 0
+}
+
+func (m *mask) apply() syscall.Errno {
+	if m.readOnly {
+		if errno := rawMount(m.target, m.target, noString, syscall.MS_BIND|syscall.MS_REC); errno != 0 {
+			return errno
+		}
+		const flags = syscall.MS_REMOUNT | syscall.MS_BIND | syscall.MS_RDONLY | syscall.MS_NOSUID | syscall.MS_NODEV | syscall.MS_NOEXEC
+		return rawMount(noString, m.target, noString, flags)
+	}
+	source := nullPath
+	if m.dir {
+		source = emptyPath
+	}
+	return rawMount(source, m.target, noString, syscall.MS_BIND)
+}
+
+func rawMount(source, target, kind *byte, flags uintptr) syscall.Errno {
+	_, _, errno := syscall.RawSyscall6(syscall.SYS_MOUNT, ptr(source), ptr(target), ptr(kind), flags, 0, 0)
+	return errno
+}
+
+// waitFor reaps until the main process has ended. Orphans of the call end up
+// here too; those that a SIGKILL ended, which was not ours, are counted.
+func waitFor(main int) {
+	for {
+		pid, status, errno := reap()
+		if errno == syscall.EINTR {
+			continue
+		}
+		if errno != 0 {
+			return
+		}
+		if pid == main {
+			note.Status = uint32(status)
+			return
+		}
+		if status.Signaled() && status.Signal() == syscall.SIGKILL {
+			note.Killed++
+		}
+	}
+}
+
+// endRest kills and reaps all that is left of the call.
+func endRest() {
+	for {
+		everyone := killEveryone
+		_, _, _ = syscall.RawSyscall(syscall.SYS_KILL, uintptr(everyone), uintptr(syscall.SIGKILL), 0)
+		if _, _, errno := reap(); errno == syscall.ECHILD {
+			return
+		}
+	}
+}
+
+func reap() (int, syscall.WaitStatus, syscall.Errno) {
+	var status uint32
+	anyone := -1
+	const wall = 0x40000000 // also what was cloned without SIGCHLD
+	pid, _, errno := syscall.RawSyscall6(syscall.SYS_WAIT4, uintptr(anyone), ptr(&status), wall, 0, 0, 0)
+	return int(pid), syscall.WaitStatus(status), errno
+}
+
+// fail says what went wrong and ends the process.
+func fail(step int64, errno syscall.Errno) {
+	note = inside.Note{Kind: inside.NoteFailed, A: int64(errno), B: step}
+	sendNote()
+	exit(125)
+}
+
+func sendNote() {
+	inside.PutNote(&notePacket, &note)
+	for {
+		_, _, errno := syscall.RawSyscall6(syscall.SYS_SENDTO, callSocket, ptr(&notePacket), inside.NoteSize, syscall.MSG_NOSIGNAL, 0, 0)
+		if errno != syscall.EINTR {
+			return
+		}
+	}
+}
+
+func monotonic() int64 {
+	var now syscall.Timespec
+	const clock = 1 // CLOCK_MONOTONIC
+	_, _, _ = syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clock, ptr(&now), 0)
+	return now.Nano()
+}
+
+func exit(code uintptr) {
+	for {
+		_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT_GROUP, code, 0, 0)
+	}
+}

@@ -1,0 +1,276 @@
+// Package inside is both ends of what the runner and a sandbox's init say to
+// each other, and how it travels: packets on a unix socket, with descriptors.
+//
+// Two sockets exist. The control socket joins the runner and the init: Layout
+// first, then Limits, Spawn and Kill go down; Up, Limited and Ended come back. Each
+// call has a socket of its own to its supervisor, handed over with Spawn: one
+// Request goes down, Notes come back. User code never holds either of them.
+package inside
+
+import (
+	"encoding/binary"
+	"errors"
+)
+
+// MaxPacket is the largest packet that either end sends.
+const MaxPacket = 64 << 10
+
+// MaxFDs is the largest number of descriptors in one packet.
+const MaxFDs = 64
+
+// Control is the descriptor on which the init finds its control socket.
+const Control = 3
+
+// Kind is the first byte of a packet on the control socket.
+type Kind uint8
+
+// The kinds.
+const (
+	KindLayout  Kind = iota + 1 // runner → init: build the root
+	KindLimits                  // runner → init: size the tmpfs mounts
+	KindSpawn                   // runner → init: make a supervisor; brings its socket
+	KindKill                    // runner → init: kill a supervisor and its tree
+	KindUp                      // init → runner: the root stands, or why not
+	KindLimited                 // init → runner: the sizes are set, or why not
+	KindEnded                   // init → runner: a supervisor and its tree are gone
+)
+
+// StepKind says what a Step of a Layout makes.
+type StepKind uint8
+
+// The kinds of steps.
+const (
+	StepDir   StepKind = iota + 1 // a directory
+	StepFile                      // a file that holds Data
+	StepLink                      // a symbolic link to Data
+	StepBind                      // Data of the host, read-only unless Writable
+	StepTmpfs                     // a tmpfs with Data as its options
+)
+
+// Step makes one thing under the new root. Parents are made as needed.
+type Step struct {
+	Kind     StepKind
+	Path     string // where, absolute in the sandbox
+	Data     string
+	Mode     uint32
+	FD       int  // StepBind: index of a detached mount among the packet's descriptors; -1: open Data by path
+	File     bool // StepBind: the source is no directory
+	Writable bool // StepBind
+	Device   bool // StepBind: device nodes keep working
+}
+
+// Layout is what an init makes its sandbox from.
+type Layout struct {
+	Hostname string
+	UID, GID uint32 // of user code, as seen inside
+	Groups   bool   // setgroups is allowed in the user namespace
+	CgroupFD int    // index of the calls' cgroup v2 directory among the descriptors; -1: children inherit
+	Limits   Rlimits
+	Steps    []Step
+}
+
+// Rlimits are the resource limits of user code; 0 leaves one alone.
+type Rlimits struct {
+	AddressSpace uint64 // bytes
+	Processes    uint64
+}
+
+// Ended is the end of a supervisor.
+type Ended struct {
+	ID     uint32
+	Errno  uint32 // not 0: it could not be made
+	Status uint32 // as wait4 gives it
+	CPU    int64  // of its whole tree, nanoseconds
+}
+
+// Trouble is Up and Limited: an empty Step means that all is well.
+type Trouble struct {
+	Step  string
+	Errno uint32
+}
+
+// Limits sizes what lies in memory.
+type Limits struct {
+	TmpBytes, ShmBytes uint64
+	Rlimits            Rlimits
+}
+
+var errShort = errors.New("a packet is shorter than it says")
+
+// Layout packets.
+
+// AppendLayout appends the packet of l.
+func AppendLayout(b []byte, l Layout) []byte {
+	b = append(b, byte(KindLayout))
+	b = appendString(b, l.Hostname)
+	b = appendUint32(b, l.UID)
+	b = appendUint32(b, l.GID)
+	b = appendBool(b, l.Groups)
+	b = appendUint32(b, uint32(l.CgroupFD))
+	b = appendRlimits(b, l.Limits)
+	b = appendUint32(b, uint32(len(l.Steps)))
+	for _, s := range l.Steps {
+		b = append(b, byte(s.Kind))
+		b = appendString(b, s.Path)
+		b = appendString(b, s.Data)
+		b = appendUint32(b, s.Mode)
+		b = appendUint32(b, uint32(s.FD))
+		b = appendBool(b, s.File)
+		b = appendBool(b, s.Writable)
+		b = appendBool(b, s.Device)
+	}
+	return b
+}
+
+// ParseLayout reads what AppendLayout wrote, without its kind.
+func ParseLayout(b []byte) (Layout, error) {
+	r := reader{b: b}
+	l := Layout{
+		Hostname: r.string(),
+		UID:      r.uint32(),
+		GID:      r.uint32(),
+		Groups:   r.bool(),
+		CgroupFD: int(int32(r.uint32())),
+		Limits:   r.rlimits(),
+	}
+	for range r.uint32() {
+		if r.short {
+			break
+		}
+		l.Steps = append(l.Steps, Step{
+			Kind:     StepKind(r.byte()),
+			Path:     r.string(),
+			Data:     r.string(),
+			Mode:     r.uint32(),
+			FD:       int(int32(r.uint32())),
+			File:     r.bool(),
+			Writable: r.bool(),
+			Device:   r.bool(),
+		})
+	}
+	return l, r.err()
+}
+
+// AppendLimits appends the packet of l.
+func AppendLimits(b []byte, l Limits) []byte {
+	b = append(b, byte(KindLimits))
+	b = appendUint64(b, l.TmpBytes)
+	b = appendUint64(b, l.ShmBytes)
+	return appendRlimits(b, l.Rlimits)
+}
+
+// ParseLimits reads what AppendLimits wrote, without its kind.
+func ParseLimits(b []byte) (Limits, error) {
+	r := reader{b: b}
+	l := Limits{TmpBytes: r.uint64(), ShmBytes: r.uint64(), Rlimits: r.rlimits()}
+	return l, r.err()
+}
+
+// AppendID appends a Spawn or Kill packet.
+func AppendID(b []byte, kind Kind, id uint32) []byte {
+	return appendUint32(append(b, byte(kind)), id)
+}
+
+// ParseID reads what AppendID wrote, without its kind.
+func ParseID(b []byte) (uint32, error) {
+	r := reader{b: b}
+	id := r.uint32()
+	return id, r.err()
+}
+
+// AppendTrouble appends an Up or Limited packet.
+func AppendTrouble(b []byte, kind Kind, t Trouble) []byte {
+	return appendString(appendUint32(append(b, byte(kind)), t.Errno), t.Step)
+}
+
+// ParseTrouble reads what AppendTrouble wrote, without its kind.
+func ParseTrouble(b []byte) (Trouble, error) {
+	r := reader{b: b}
+	t := Trouble{Errno: r.uint32(), Step: r.string()}
+	return t, r.err()
+}
+
+// AppendEnded appends the packet of e.
+func AppendEnded(b []byte, e Ended) []byte {
+	b = appendUint32(append(b, byte(KindEnded)), e.ID)
+	b = appendUint32(b, e.Errno)
+	b = appendUint32(b, e.Status)
+	return appendUint64(b, uint64(e.CPU))
+}
+
+// ParseEnded reads what AppendEnded wrote, without its kind.
+func ParseEnded(b []byte) (Ended, error) {
+	r := reader{b: b}
+	e := Ended{ID: r.uint32(), Errno: r.uint32(), Status: r.uint32(), CPU: int64(r.uint64())}
+	return e, r.err()
+}
+
+func appendUint32(b []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(b, v) }
+func appendUint64(b []byte, v uint64) []byte { return binary.LittleEndian.AppendUint64(b, v) }
+
+func appendString(b []byte, s string) []byte {
+	return append(appendUint32(b, uint32(len(s))), s...)
+}
+
+func appendBool(b []byte, v bool) []byte {
+	if v {
+		return append(b, 1)
+	}
+	return append(b, 0)
+}
+
+func appendRlimits(b []byte, l Rlimits) []byte {
+	return appendUint64(appendUint64(b, l.AddressSpace), l.Processes)
+}
+
+// reader takes values off b; past its end it returns zeroes and says so in err.
+type reader struct {
+	b     []byte
+	short bool
+}
+
+func (r *reader) take(n int) []byte {
+	if n < 0 || n > len(r.b) {
+		r.b, r.short = nil, true
+		return nil
+	}
+	head := r.b[:n]
+	r.b = r.b[n:]
+	return head
+}
+
+func (r *reader) byte() byte {
+	if b := r.take(1); b != nil {
+		return b[0]
+	}
+	return 0
+}
+
+func (r *reader) bool() bool { return r.byte() != 0 }
+
+func (r *reader) uint32() uint32 {
+	if b := r.take(4); b != nil {
+		return binary.LittleEndian.Uint32(b)
+	}
+	return 0
+}
+
+func (r *reader) uint64() uint64 {
+	if b := r.take(8); b != nil {
+		return binary.LittleEndian.Uint64(b)
+	}
+	return 0
+}
+
+func (r *reader) string() string { return string(r.take(int(r.uint32()))) }
+
+func (r *reader) rlimits() Rlimits {
+	return Rlimits{AddressSpace: r.uint64(), Processes: r.uint64()}
+}
+
+func (r *reader) err() error {
+	if r.short {
+		return errShort
+	}
+	return nil
+}

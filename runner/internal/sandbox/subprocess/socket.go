@@ -1,0 +1,61 @@
+package subprocess
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/bigwave/bigwave/runner/internal/inside"
+)
+
+// socket is the runner's end of a packet socket; reads wait in the runtime's poller.
+type socket struct {
+	*os.File
+	fd int
+}
+
+// newSocket returns our end and theirs. Theirs is a plain blocking descriptor.
+func newSocket() (*socket, *socket, error) {
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a socket pair: %w", err)
+	}
+	if err := syscall.SetNonblock(fds[0], true); err != nil {
+		closeFDs(fds[:])
+		return nil, nil, fmt.Errorf("make a socket pair: %w", err)
+	}
+	return &socket{os.NewFile(uintptr(fds[0]), "ours"), fds[0]}, &socket{os.NewFile(uintptr(fds[1]), "theirs"), fds[1]}, nil
+}
+
+// send writes one packet. An init that takes none for seconds is as good as dead.
+func (s *socket) send(packet []byte, fds ...int) error {
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var sent error
+	if err := s.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
+		return err
+	}
+	err = raw.Write(func(fd uintptr) bool {
+		sent = inside.Send(int(fd), packet, fds...)
+		return sent != syscall.EAGAIN
+	})
+	if err != nil {
+		return err
+	}
+	return sent
+}
+
+const sendTimeout = 3 * time.Second
+
+// note waits for the supervisor's next note.
+func (s *supervisor) note() (inside.Note, error) {
+	var packet [inside.NoteSize]byte
+	n, err := s.sock.Read(packet[:])
+	if err != nil {
+		return inside.Note{}, err
+	}
+	return inside.ParseNote(packet[:n])
+}

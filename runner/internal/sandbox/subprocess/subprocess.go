@@ -1,0 +1,370 @@
+// Package subprocess is the backend that needs nothing but the kernel: each
+// sandbox is a set of namespaces and cgroups around the host's own /usr.
+//
+// As root it maps every sandbox to host ids of its own, so that user code is
+// nobody on the host. As an ordinary user there is only that user's id to map;
+// user code then has it, but no capability and no way out of its namespaces.
+package subprocess
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/bigwave/bigwave/runner/internal/cgroup"
+	"github.com/bigwave/bigwave/runner/internal/sandbox"
+)
+
+// Config is what the operator decides.
+type Config struct {
+	DataDir  string // this backend's own; made if need be, one backend at a time
+	RunnerID string // names our cgroups: [a-zA-Z0-9_-]
+	InitPath string // the bigwave-init program
+
+	Python       string // the interpreter; python3 from PATH if empty
+	HostImage    string // the base_image that the host's own files stand for; bigwave/sandbox-base:latest if empty
+	CgroupParent string // bigwave if empty
+	UIDBase      int    // first host id for sandboxes when root; 1879048192 if 0
+	TmpMB        int64  // most for /tmp; 256 if 0. Counts as memory, so never more than half of memory_mb
+	ShmMB        int64  // most for /dev/shm; 64 if 0
+	AllowWeak    []string
+	Spares       int // sandboxes kept ready; 1 if 0, none if negative
+
+	Log *slog.Logger // slog.Default() if nil
+}
+
+const (
+	defaultUIDBase = 1879048192
+	idsPerSandbox  = 65536
+	userID         = 1000 // of user code, inside, when root
+	closeTimeout   = 5 * time.Second
+)
+
+// Backend implements sandbox.Backend.
+type Backend struct {
+	cfg     Config
+	log     *slog.Logger
+	host    host
+	cgroups *cgroup.Manager
+	init    *os.File
+	lock    *os.File
+	root    bool // we map ids and see every file
+
+	mu      sync.Mutex
+	closed  bool
+	slots   map[int]bool
+	boxes   map[*box]bool
+	spares  []*box
+	refill  bool // a goroutine is making a spare
+	made    int
+	filling sync.WaitGroup // the making of spares
+	working sync.WaitGroup // listening to inits, removing what they leave
+}
+
+var _ sandbox.Backend = (*Backend)(nil)
+
+// New takes the data directory and looks at the host. What the host lacks is
+// not an error here: Check reports it and Start refuses.
+func New(cfg Config) (*Backend, error) {
+	cfg.HostImage = cmp.Or(cfg.HostImage, "bigwave/sandbox-base:latest")
+	cfg.CgroupParent = cmp.Or(cfg.CgroupParent, "bigwave")
+	cfg.UIDBase = cmp.Or(cfg.UIDBase, defaultUIDBase)
+	cfg.TmpMB = cmp.Or(cfg.TmpMB, 256)
+	cfg.ShmMB = cmp.Or(cfg.ShmMB, 64)
+	cfg.Spares = cmp.Or(cfg.Spares, 1)
+	if !plainName(cfg.RunnerID) {
+		return nil, fmt.Errorf("runner id %q must be of letters, digits, - and _", cfg.RunnerID)
+	}
+	b := &Backend{
+		cfg:   cfg,
+		log:   cmp.Or(cfg.Log, slog.Default()),
+		root:  os.Geteuid() == 0,
+		slots: map[int]bool{},
+		boxes: map[*box]bool{},
+	}
+	var err error
+	if b.lock, err = takeDataDir(cfg.DataDir); err != nil {
+		return nil, err
+	}
+	if b.init, err = os.Open(cfg.InitPath); err != nil {
+		return nil, errors.Join(fmt.Errorf("open the init program: %w", err), b.lock.Close())
+	}
+	if b.cgroups, err = cgroup.Find(cfg.CgroupParent, cfg.RunnerID); err != nil {
+		return nil, errors.Join(err, b.init.Close(), b.lock.Close())
+	}
+	b.host = lookAtHost(cfg.Python)
+	return b, nil
+}
+
+// takeDataDir makes dir and holds its lock for as long as the file is open.
+func takeDataDir(dir string) (*os.File, error) {
+	if err := os.MkdirAll(filepath.Join(dir, "sandboxes"), 0o700); err != nil {
+		return nil, fmt.Errorf("make the data directory: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, "owner.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the owner lock: %w", err)
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("the data directory %s belongs to another runner that is alive: %w", dir, err), lock.Close())
+	}
+	return lock, nil
+}
+
+// Start implements sandbox.Backend. With a spare ready it takes about a
+// millisecond.
+func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if err := b.enforceable(spec); err != nil {
+		return nil, err
+	}
+	x, err := b.takeSpare(ctx)
+	if err != nil {
+		return nil, startError(err)
+	}
+	if err := x.begin(ctx, spec); err != nil {
+		return nil, startError(errors.Join(err, x.Close(context.WithoutCancel(ctx))))
+	}
+	return x, nil
+}
+
+func startError(err error) error {
+	if e, ok := errors.AsType[*sandbox.StartError](err); ok {
+		return e
+	}
+	return &sandbox.StartError{Code: "start_failed", Message: "the sandbox could not be made", Cause: err}
+}
+
+// enforceable refuses a policy that this backend could not hold on this host.
+func (b *Backend) enforceable(spec sandbox.Spec) error {
+	refuse := func(field, format string, args ...any) error {
+		return &sandbox.StartError{Code: "policy_unenforceable", Field: field, Message: fmt.Sprintf(format, args...)}
+	}
+	p := spec.Policy
+	if !plainName(spec.ID) {
+		return &sandbox.StartError{Code: "start_failed", Message: fmt.Sprintf("sandbox id %q must be of letters, digits, - and _", spec.ID)}
+	}
+	if !slices.Contains(p.FSAllowlist, workspace) {
+		return refuse("fs_allowlist", "fs_allowlist must contain %s", workspace)
+	}
+	for _, path := range p.FSAllowlist {
+		if path != workspace {
+			return refuse("fs_allowlist", "this runner offers no mount for %s in fs_allowlist", path)
+		}
+	}
+	if len(p.NetworkAllowlist) > 0 {
+		return refuse("network_allowlist", "this runner can only enforce an empty network_allowlist, not %s", p.NetworkAllowlist[0])
+	}
+	if p.BaseImage != b.cfg.HostImage {
+		return refuse("base_image", "this runner has the base_image %s, not %s", b.cfg.HostImage, p.BaseImage)
+	}
+	if p.MemoryMB <= 0 || p.PIDsLimit <= 0 || p.CPUShares <= 0 {
+		return &sandbox.StartError{Code: "start_failed", Message: "memory_mb, pids_limit and cpu_shares must be positive"}
+	}
+	for _, c := range limits {
+		if !b.cgroups.Has(c.controller) && !b.weak(c.controller) {
+			return refuse(c.field, "this runner can't enforce %s: %s", c.field, b.cgroups.Why(c.controller))
+		}
+	}
+	return nil
+}
+
+// limits says which controller holds which field.
+var limits = []struct {
+	controller cgroup.Controller
+	field      string
+	weak       string // how it is held without the controller
+}{
+	{cgroup.Memory, "memory_mb", "weak: RLIMIT_AS for each process"},
+	{cgroup.PIDs, "pids_limit", "weak: RLIMIT_NPROC"},
+	{cgroup.CPU, "cpu_shares", "weak: not at all"},
+}
+
+func (b *Backend) weak(c cgroup.Controller) bool {
+	return slices.Contains(b.cfg.AllowWeak, string(c))
+}
+
+// enforced is the part of Info that says how each field is held.
+func (b *Backend) enforced() map[string]string {
+	how := map[string]string{
+		"fs_allowlist":       "mount namespace",
+		"network_allowlist":  "network namespace with lo only",
+		"base_image":         "host",
+		"wall_clock_seconds": "runner's clock, pid namespace killed",
+	}
+	for _, l := range limits {
+		if b.cgroups.Has(l.controller) {
+			how[l.field] = string(b.cgroups.Version())
+		} else {
+			how[l.field] = l.weak
+		}
+	}
+	return how
+}
+
+// takeSpare returns a sandbox that has no spec yet, ready or made on the spot,
+// and has the next one made.
+func (b *Backend) takeSpare(ctx context.Context) (*box, error) {
+	for {
+		b.mu.Lock()
+		if b.closed {
+			b.mu.Unlock()
+			return nil, sandbox.ErrClosed
+		}
+		if len(b.spares) == 0 {
+			b.mu.Unlock()
+			defer b.fill()
+			return b.prepare(ctx)
+		}
+		x := b.spares[0]
+		b.spares = b.spares[1:]
+		b.mu.Unlock()
+		b.fill()
+		if x.alive() {
+			return x, nil
+		}
+		_ = x.Close(context.WithoutCancel(ctx))
+	}
+}
+
+// fill makes spares in the background until there are enough.
+func (b *Backend) fill() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed || b.refill || len(b.spares) >= b.cfg.Spares {
+		return
+	}
+	b.refill = true
+	b.filling.Go(b.fillUp)
+}
+
+func (b *Backend) fillUp() {
+	for {
+		x, err := b.prepare(context.Background())
+		b.mu.Lock()
+		if err != nil || b.closed {
+			b.refill = false
+			b.mu.Unlock()
+			if err == nil {
+				err = x.Close(context.Background())
+			}
+			if err != nil {
+				b.log.Error("no spare sandbox", "error", err)
+			}
+			return
+		}
+		b.spares = append(b.spares, x)
+		b.refill = len(b.spares) < b.cfg.Spares
+		again := b.refill
+		b.mu.Unlock()
+		if !again {
+			return
+		}
+	}
+}
+
+// Sweep implements sandbox.Backend: the data directory is ours by its lock,
+// the cgroups by their parent's name.
+func (b *Backend) Sweep(ctx context.Context) error {
+	if err := b.cgroups.Sweep(ctx); err != nil {
+		return fmt.Errorf("sweep cgroups: %w", err)
+	}
+	dir := filepath.Join(b.cfg.DataDir, "sandboxes")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("sweep sandboxes: %w", err)
+	}
+	for _, entry := range entries {
+		if err := removeTree(dir, entry.Name()); err != nil {
+			return fmt.Errorf("sweep sandboxes: %w", err)
+		}
+	}
+	b.fill()
+	return nil
+}
+
+// Close ends every sandbox and gives the data directory back.
+func (b *Backend) Close(ctx context.Context) error {
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return nil
+	}
+	b.closed = true
+	b.mu.Unlock()
+	b.filling.Wait() // a spare in the making sees closed and goes away
+
+	b.mu.Lock()
+	var boxes []*box
+	for x := range b.boxes {
+		boxes = append(boxes, x)
+	}
+	b.mu.Unlock()
+	errs := make([]error, len(boxes))
+	var wait sync.WaitGroup
+	for i, x := range boxes {
+		wait.Go(func() { errs[i] = x.Close(ctx) })
+	}
+	wait.Wait()
+	b.working.Wait() // what Close left to be removed
+	b.cgroups.Close()
+	return errors.Join(errors.Join(errs...), b.init.Close(), b.lock.Close())
+}
+
+// slot reserves a range of host ids and a name that was never used before.
+func (b *Backend) slot() (int, string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := 0
+	for b.slots[n] {
+		n++
+	}
+	b.slots[n] = true
+	b.made++
+	return n, fmt.Sprintf("box-%d", b.made)
+}
+
+func (b *Backend) freeSlot(n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.slots, n)
+}
+
+func (b *Backend) track(x *box, live bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if live {
+		b.boxes[x] = true
+	} else {
+		delete(b.boxes, x)
+	}
+}
+
+// remove deletes a tree of the sandboxes directory in the background.
+func (b *Backend) remove(name string) <-chan error {
+	done := make(chan error, 1)
+	b.working.Go(func() {
+		err := removeTree(filepath.Join(b.cfg.DataDir, "sandboxes"), name)
+		if err != nil {
+			b.log.Error("leftovers of a sandbox", "dir", name, "error", err)
+		}
+		done <- err
+	})
+	return done
+}
+
+func plainName(s string) bool {
+	for _, r := range s {
+		if (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '_' {
+			return false
+		}
+	}
+	return s != "" && len(s) <= 128
+}
