@@ -114,12 +114,9 @@ func (d *Dispatcher) take(ctx context.Context, m jetstream.Msg, r wire.Report) v
 	switch {
 	case err == nil:
 		return done
-	case fault.Is(err, fault.Conflict), fault.Is(err, fault.NotFound):
+	case fault.Is(err, fault.Conflict), fault.Is(err, fault.NotFound), fault.Is(err, fault.Invalid): // recorded there
 		d.count("result", string(fault.From(err).Kind))
 		d.Log.WarnContext(ctx, "report refused", "kind", string(r.Kind), "runner", r.Runner, "session", r.Session, "epoch", r.Epoch, "call", r.Call, "err", err)
-		return drop
-	case fault.Is(err, fault.Invalid):
-		d.reject(ctx, "result", r.Runner, object(r), &refusal{"invalid", err})
 		return drop
 	case !fault.Is(err, fault.Unavailable) && tries(m) >= maxTries:
 		d.reject(ctx, "result", r.Runner, object(r), &refusal{"internal", err})
@@ -182,6 +179,33 @@ func (d *Dispatcher) settle(ctx context.Context, m jetstream.Msg, v verdict) {
 	}
 	if err != nil {
 		d.Log.WarnContext(ctx, "report not acknowledged", "err", err)
+	}
+}
+
+// Settled waits until the reports that are on the stream now are taken.
+func (d *Dispatcher) Settled(ctx context.Context) error {
+	s, err := d.JS.Stream(ctx, bus.Events)
+	if err != nil {
+		return fmt.Errorf("find stream %s: %w", bus.Events, err)
+	}
+	last, err := s.GetLastMsgForSubject(ctx, bus.AllFinals)
+	switch {
+	case errors.Is(err, jetstream.ErrMsgNotFound):
+		return nil
+	case err != nil:
+		return fmt.Errorf("find the last report: %w", err)
+	}
+	for {
+		c, err := s.Consumer(ctx, bus.FinalsConsumer)
+		if err != nil {
+			return fmt.Errorf("find consumer %s: %w", bus.FinalsConsumer, err)
+		}
+		if c.CachedInfo().AckFloor.Stream >= last.Sequence {
+			return nil
+		}
+		if sleep(ctx, 20*time.Millisecond); ctx.Err() != nil {
+			return ctx.Err()
+		}
 	}
 }
 

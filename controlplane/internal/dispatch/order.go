@@ -91,10 +91,9 @@ func (d *Dispatcher) deliver(ctx context.Context, runner string, sealed []byte) 
 				return r, err
 			}
 		}
-		if ctx.Err() != nil || d.Now().After(end) {
+		if sleep(ctx, pause); ctx.Err() != nil || d.Now().After(end) {
 			return run.Reply{Code: codeUnreachable, Reason: "runner " + runner + " does not listen for orders"}, nil
 		}
-		sleep(ctx, pause)
 	}
 }
 
