@@ -136,7 +136,7 @@ func (s *Service) CreateWorkspace(ctx context.Context, p Principal, w Workspace)
 		return Workspace{}, err
 	}
 	w.CreatedAt = s.now()
-	return w, s.Store.InsertWorkspace(ctx, w, s.event(p, w.ID, "workspace.create", w.ID))
+	return w, s.Store.InsertWorkspace(ctx, w, s.event(p, w.ID, audit.WorkspaceCreate, w.ID))
 }
 
 // Workspace returns one workspace.
@@ -157,7 +157,7 @@ func (s *Service) DeleteWorkspace(ctx context.Context, p Principal, id string) e
 	if id == DefaultWorkspace {
 		return fault.New(fault.Conflict, "workspace %q can't be deleted", DefaultWorkspace)
 	}
-	return s.Store.DeleteWorkspace(ctx, id, s.event(p, id, "workspace.delete", id))
+	return s.Store.DeleteWorkspace(ctx, id, s.event(p, id, audit.WorkspaceDelete, id))
 }
 
 // Users lists the users of a workspace by id; "" is the principal's own.
@@ -186,7 +186,7 @@ func (s *Service) CreateUser(ctx context.Context, p Principal, u User) (User, er
 		return User{}, err
 	}
 	u.ID, u.Workspace, u.CreatedAt = "usr_"+s.NewID(), workspace, s.now()
-	return u, s.Store.InsertUser(ctx, u, s.event(p, workspace, "user.create", u.ID))
+	return u, s.Store.InsertUser(ctx, u, s.event(p, workspace, audit.UserCreate, u.ID))
 }
 
 // User returns one user.
@@ -214,7 +214,7 @@ func (s *Service) UpdateUser(ctx context.Context, p Principal, id string, c Chan
 			return User{}, err
 		}
 	}
-	return s.Store.UpdateUser(ctx, u.Workspace, id, c, s.event(p, u.Workspace, "user.update", id))
+	return s.Store.UpdateUser(ctx, u.Workspace, id, c, s.event(p, u.Workspace, audit.UserUpdate, id))
 }
 
 // DeleteUser removes a user with its keys.
@@ -223,7 +223,7 @@ func (s *Service) DeleteUser(ctx context.Context, p Principal, id string) error 
 	if err != nil {
 		return err
 	}
-	return s.Store.DeleteUser(ctx, u.Workspace, id, s.event(p, u.Workspace, "user.delete", id))
+	return s.Store.DeleteUser(ctx, u.Workspace, id, s.event(p, u.Workspace, audit.UserDelete, id))
 }
 
 // Keys lists the API keys of a workspace by id, revoked ones too; "" is the
@@ -271,7 +271,7 @@ func (s *Service) CreateKey(ctx context.Context, p Principal, k APIKey) (APIKey,
 		ID: "key_" + s.NewID(), Workspace: u.Workspace, UserID: u.ID, Name: k.Name, Hint: secret[:hintLength],
 		CreatedAt: s.now(), ExpiresAt: k.ExpiresAt.Truncate(time.Microsecond),
 	}
-	if err := s.Store.InsertKey(ctx, k, hash[:], s.event(p, k.Workspace, "api_key.create", k.ID)); err != nil {
+	if err := s.Store.InsertKey(ctx, k, hash[:], s.event(p, k.Workspace, audit.KeyCreate, k.ID)); err != nil {
 		return APIKey{}, "", err
 	}
 	return k, secret, nil
@@ -287,7 +287,7 @@ func (s *Service) RevokeKey(ctx context.Context, p Principal, id string) error {
 	if _, err := s.managed(ctx, p, k.UserID); err != nil {
 		return err
 	}
-	return s.Store.RevokeKey(ctx, k.Workspace, id, s.event(p, k.Workspace, "api_key.revoke", id))
+	return s.Store.RevokeKey(ctx, k.Workspace, id, s.event(p, k.Workspace, audit.KeyRevoke, id))
 }
 
 // hintLength is how much of a secret is kept to tell keys apart: the prefix
@@ -345,7 +345,7 @@ func (s *Service) now() time.Time { return s.Now().UTC().Truncate(time.Microseco
 func (s *Service) event(p Principal, workspace, action, object string) audit.Event {
 	return audit.Event{
 		ID: "aud_" + s.NewID(), At: s.now(), Workspace: workspace, Actor: p.UserID,
-		Action: action, Object: object, Outcome: "ok",
+		Action: action, Object: object, Outcome: audit.OK,
 	}
 }
 

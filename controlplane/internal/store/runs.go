@@ -1,0 +1,638 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jmoiron/sqlx"
+
+	"github.com/bigwave/bigwave/controlplane/internal/audit"
+	"github.com/bigwave/bigwave/controlplane/internal/page"
+	"github.com/bigwave/bigwave/controlplane/internal/run"
+	"github.com/bigwave/bigwave/controlplane/internal/session"
+	"github.com/bigwave/bigwave/shared/fault"
+)
+
+type runRow struct {
+	ID              string  `db:"id"`
+	Session         string  `db:"session_id"`
+	Workspace       string  `db:"workspace_id"`
+	Owner           string  `db:"owner"`
+	Status          string  `db:"status"`
+	Parallel        bool    `db:"parallel"`
+	Output          string  `db:"output"`
+	UsageCalls      int     `db:"usage_calls"`
+	UsageCPUMS      float64 `db:"usage_cpu_ms"`
+	UsageDurationMS float64 `db:"usage_duration_ms"`
+	CreatedAt       int64   `db:"created_at"`
+	StartedAt       int64   `db:"started_at"`
+	FinishedAt      int64   `db:"finished_at"`
+	OpenCalls       int     `db:"open_calls"`
+	CancelReason    string  `db:"cancel_reason"`
+	Replica         string  `db:"replica"`
+	LeaseUntil      int64   `db:"lease_until"`
+}
+
+func (r runRow) run() run.Run {
+	return run.Run{
+		ID: r.ID, Session: r.Session, Workspace: r.Workspace, Owner: r.Owner, Status: run.Status(r.Status),
+		Parallel: r.Parallel, Output: r.Output,
+		Usage:     run.Usage{Calls: r.UsageCalls, CPUMS: r.UsageCPUMS, DurationMS: r.UsageDurationMS},
+		CreatedAt: instant(r.CreatedAt), StartedAt: instant(r.StartedAt), FinishedAt: instant(r.FinishedAt),
+		OpenCalls: r.OpenCalls, CancelReason: r.CancelReason, Replica: r.Replica, LeaseUntil: instant(r.LeaseUntil),
+	}
+}
+
+// callState is a call without its output.
+type callState struct {
+	ID          string `db:"call_id"`
+	ClientID    string `db:"client_id"`
+	Run         string `db:"call_run"`
+	Session     string `db:"call_session"`
+	Workspace   string `db:"call_workspace"`
+	Index       int    `db:"idx"`
+	Name        string `db:"name"`
+	Arguments   string `db:"arguments"`
+	Status      string `db:"call_status"`
+	Epoch       int64  `db:"epoch"`
+	Runner      string `db:"runner"`
+	Incarnation string `db:"incarnation"`
+	SentAt      int64  `db:"sent_at"`
+
+	ErrorCode     string          `db:"error_code"`
+	ErrorMessage  string          `db:"error_message"`
+	ErrorField    string          `db:"error_field"`
+	ErrorLimit    sql.Null[int64] `db:"error_limit"`
+	ErrorObserved sql.Null[int64] `db:"error_observed"`
+	ExitCode      sql.Null[int64] `db:"exit_code"`
+	Signal        string          `db:"signal"`
+	Encoding      string          `db:"encoding"`
+	HasValue      bool            `db:"has_value"`
+	StdoutBytes   int64           `db:"stdout_bytes"`
+	StderrBytes   int64           `db:"stderr_bytes"`
+	Truncated     bool            `db:"truncated"`
+	DurationMS    float64         `db:"duration_ms"`
+	CPUMS         float64         `db:"cpu_ms"`
+	MemoryPeak    int64           `db:"memory_peak"`
+	OOMKills      int64           `db:"oom_kills"`
+	Denials       string          `db:"denials"`
+	Backend       string          `db:"backend"`
+	Isolation     string          `db:"isolation"`
+	ImageDigest   string          `db:"image_digest"`
+	PolicyDigest  string          `db:"policy_digest"`
+	Enforced      string          `db:"enforced"`
+	Retryable     bool            `db:"retryable"`
+}
+
+func (c callState) call() run.Call {
+	out := run.Call{
+		ID: c.ID, ClientID: c.ClientID, Run: c.Run, Session: c.Session, Workspace: c.Workspace, Index: c.Index,
+		Name: c.Name, Arguments: json.RawMessage(c.Arguments), Status: run.CallStatus(c.Status),
+		Epoch: c.Epoch, Runner: c.Runner, Incarnation: c.Incarnation, SentAt: instant(c.SentAt),
+		Result: run.Result{
+			Signal: c.Signal, Encoding: c.Encoding, HasValue: c.HasValue,
+			StdoutBytes: c.StdoutBytes, StderrBytes: c.StderrBytes, Truncated: c.Truncated,
+			DurationMS: c.DurationMS, CPUMS: c.CPUMS, MemoryPeak: c.MemoryPeak, OOMKills: c.OOMKills,
+			Denials: denials(c.Denials), Backend: c.Backend, Isolation: c.Isolation, ImageDigest: c.ImageDigest,
+			PolicyDigest: c.PolicyDigest, Enforced: pairs(c.Enforced), Retryable: c.Retryable,
+		},
+	}
+	if c.ErrorCode != "" {
+		out.Result.Error = &run.Failure{
+			Code: c.ErrorCode, Message: c.ErrorMessage, Field: c.ErrorField,
+			Limit: pointer(c.ErrorLimit), Observed: pointer(c.ErrorObserved),
+		}
+	}
+	if c.ExitCode.Valid {
+		code := int(c.ExitCode.V)
+		out.Result.ExitCode = &code
+	}
+	return out
+}
+
+// runStateRow is a run beside one of its calls; a run has at least one.
+type runStateRow struct {
+	runRow
+	callState
+}
+
+// runWholeRow has the output as well.
+type runWholeRow struct {
+	runRow
+	callState
+	Stdout []byte `db:"stdout"`
+	Stderr []byte `db:"stderr"`
+	Value  []byte `db:"value"`
+}
+
+func (c runWholeRow) call() run.Call {
+	out := c.callState.call()
+	out.Result.Stdout, out.Result.Stderr, out.Result.Value = c.Stdout, c.Stderr, c.Value
+	return out
+}
+
+func pointer(n sql.Null[int64]) *int64 {
+	if !n.Valid {
+		return nil
+	}
+	return &n.V
+}
+
+func nullable(n *int64) sql.Null[int64] {
+	if n == nil {
+		return sql.Null[int64]{}
+	}
+	return sql.Null[int64]{V: *n, Valid: true}
+}
+
+type denialText struct {
+	Kind   string `json:"kind"`
+	Target string `json:"target"`
+	Reason string `json:"reason"`
+}
+
+func denials(text string) []run.Denial {
+	if text == "" || text == "[]" {
+		return nil
+	}
+	var rows []denialText
+	if json.Unmarshal([]byte(text), &rows) != nil {
+		return nil
+	}
+	return convert(rows, func(d denialText) run.Denial { return run.Denial(d) })
+}
+
+func denialsText(ds []run.Denial) string {
+	if len(ds) == 0 {
+		return "[]"
+	}
+	b, _ := json.Marshal(convert(ds, func(d run.Denial) denialText { return denialText(d) })) // strings always do
+	return string(b)
+}
+
+const (
+	pendingStatus = `'pending'`
+	sentStatuses  = `'sent', 'accepted', 'running'`
+	openStatuses  = pendingStatus + `, ` + sentStatuses
+
+	runColumns = `r.id, r.session_id, r.workspace_id, r.owner, r.status, r.parallel, r.output, r.usage_calls,
+		r.usage_cpu_ms, r.usage_duration_ms, r.created_at, r.started_at, r.finished_at, r.open_calls, r.cancel_reason,
+		r.replica, r.lease_until`
+	callColumns = `c.id AS call_id, c.client_id, c.run_id AS call_run, c.session_id AS call_session,
+		c.workspace_id AS call_workspace, c.idx, c.name, c.arguments, c.status AS call_status, c.epoch, c.runner,
+		c.incarnation, c.sent_at, c.error_code, c.error_message, c.error_field, c.error_limit, c.error_observed,
+		c.exit_code, c.signal, c.encoding, c.has_value, c.stdout_bytes, c.stderr_bytes, c.truncated, c.duration_ms,
+		c.cpu_ms, c.memory_peak, c.oom_kills, c.denials, c.backend, c.isolation, c.image_digest, c.policy_digest,
+		c.enforced, c.retryable`
+	runWhole = `
+		SELECT ` + runColumns + `, ` + callColumns + `, c.stdout, c.stderr, c.value
+		FROM runs r JOIN calls c ON c.run_id = r.id WHERE r.id = $1 ORDER BY c.idx`
+	runState = `
+		SELECT ` + runColumns + `, ` + callColumns + `
+		FROM runs r JOIN calls c ON c.run_id = r.id WHERE r.id = $1 ORDER BY c.idx`
+	runsOfSession = `
+		SELECT ` + runColumns + `, ` + callColumns + `
+		FROM (SELECT * FROM runs WHERE session_id = $1 AND ($2 = '' OR id < $2) ORDER BY id DESC LIMIT $3) r
+		JOIN calls c ON c.run_id = r.id ORDER BY r.id DESC, c.idx`
+	sentCallsOfSession = `
+		SELECT ` + callColumns + ` FROM calls c
+		WHERE c.session_id = $1 AND c.status IN (` + sentStatuses + `) ORDER BY c.id`
+
+	// admitSession takes the session's row and begins its start when $3 says
+	// that the run wants a sandbox and there is none.
+	admitSession = `
+		UPDATE agent_sessions SET last_used_at = $2,
+			epoch = CASE WHEN $3 = 1 AND status IN ('new', 'idle') THEN epoch + 1 ELSE epoch END,
+			runner = CASE WHEN $3 = 1 AND status IN ('new', 'idle') THEN '' ELSE runner END,
+			incarnation = CASE WHEN $3 = 1 AND status IN ('new', 'idle') THEN '' ELSE incarnation END,
+			start_deadline = CASE WHEN $3 = 1 AND status IN ('new', 'idle') THEN $4 ELSE start_deadline END,
+			status = CASE WHEN $3 = 1 AND status IN ('new', 'idle') THEN 'starting' ELSE status END
+		WHERE id = $1 AND workspace_id = $5 AND ($6 = '' OR owner = $6) AND status IN ('new', 'starting', 'live', 'idle')
+			AND expires_at > $2
+		RETURNING ` + sessionColumns
+	insertRun = `
+		INSERT INTO runs (id, session_id, workspace_id, owner, status, parallel, usage_calls, created_at, started_at,
+			finished_at, open_calls, replica, lease_until)
+		SELECT CAST($1 AS TEXT), CAST($2 AS TEXT), CAST($3 AS TEXT), CAST($4 AS TEXT), CAST($5 AS TEXT),
+			CAST($6 AS BOOLEAN), CAST($7 AS BIGINT), CAST($8 AS BIGINT), CAST($9 AS BIGINT), CAST($10 AS BIGINT),
+			CAST($11 AS BIGINT), CAST($12 AS TEXT), CAST($13 AS BIGINT)
+		WHERE (SELECT COUNT(*) FROM runs WHERE session_id = $2 AND status IN ('queued', 'running')) < $14`
+	insertCalls = `
+		INSERT INTO calls (id, client_id, run_id, session_id, workspace_id, idx, name, arguments, status, epoch,
+			runner, incarnation, sent_at, error_code, error_message, error_field, retryable) VALUES `
+	insertCallWidth = 17
+
+	// finishCall is the one way in which a report reaches a call: the sender
+	// holds the session's epoch, the call was sent to it under that epoch and
+	// has not ended, and the output fits.
+	finishCall = `
+		UPDATE calls SET status = $1, error_code = $2, error_message = $3, error_field = $4, error_limit = $5,
+			error_observed = $6, exit_code = $7, signal = $8, stdout = $9, stderr = $10, value = $11, encoding = $12,
+			has_value = $13, stdout_bytes = $14, stderr_bytes = $15, truncated = $16, duration_ms = $17, cpu_ms = $18,
+			memory_peak = $19, oom_kills = $20, denials = $21, retryable = $22, backend = s.backend,
+			isolation = s.isolation, image_digest = s.image_digest, policy_digest = s.policy_digest, enforced = s.enforced
+		FROM agent_sessions s
+		WHERE calls.id = $23 AND calls.run_id = $24 AND calls.session_id = $25 AND calls.epoch = $26
+			AND calls.runner = $27 AND calls.incarnation = $28 AND calls.status IN (` + sentStatuses + `)
+			AND s.id = $25 AND s.epoch = $26 AND s.runner = $27 AND s.incarnation = $28
+			AND s.output_bytes_limit >= $29
+		RETURNING calls.workspace_id, calls.policy_digest`
+	// settleRun counts $2 calls of the run as ended and ends it with the last.
+	settleRun = `
+		UPDATE runs SET open_calls = open_calls - $2, usage_cpu_ms = usage_cpu_ms + $3,
+			usage_duration_ms = usage_duration_ms + $4,
+			finished_at = CASE WHEN open_calls = $2 THEN $5 ELSE finished_at END,
+			status = CASE WHEN open_calls <> $2 THEN status WHEN cancel_reason <> '' THEN 'cancelled' ELSE 'finished' END
+		WHERE id = $1 AND open_calls >= $2
+		RETURNING status`
+	// endTheCalls ends calls by our own word; which ones, is added.
+	endTheCalls = `
+		UPDATE calls SET status = $1, error_code = $2, error_message = $3, error_field = $4, retryable = $5,
+			backend = CASE WHEN calls.status = 'pending' THEN calls.backend ELSE s.backend END,
+			isolation = CASE WHEN calls.status = 'pending' THEN calls.isolation ELSE s.isolation END,
+			policy_digest = s.policy_digest,
+			duration_ms = CASE WHEN calls.sent_at = 0 THEN 0 ELSE ($6 - calls.sent_at) / 1000.0 END
+		FROM agent_sessions s
+		WHERE s.id = calls.session_id AND `
+	endedColumns = ` RETURNING calls.id, calls.run_id, calls.session_id, calls.workspace_id, calls.policy_digest`
+
+	cancelRun = `
+		UPDATE runs SET cancel_reason = CASE WHEN cancel_reason = '' THEN $2 ELSE cancel_reason END
+		WHERE id = $1 AND status IN ('queued', 'running')`
+	cancelRunsOfSession = `
+		UPDATE runs SET cancel_reason = CASE WHEN cancel_reason = '' THEN $2 ELSE cancel_reason END
+		WHERE session_id = $1 AND status IN ('queued', 'running')`
+	sendCall = `
+		UPDATE calls SET status = 'sent', epoch = $2, runner = $3, incarnation = $4, sent_at = $5
+		WHERE id = $1 AND status = 'pending'
+			AND EXISTS (SELECT 1 FROM runs WHERE id = $6 AND replica = $7 AND cancel_reason = '')`
+	// heldSession takes the session's row if its holder is still the same.
+	heldSession = `
+		UPDATE agent_sessions SET last_used_at = $5
+		WHERE id = $1 AND epoch = $2 AND runner = $3 AND incarnation = $4 AND status = 'live'`
+	runRunning = `
+		UPDATE runs SET status = 'running', started_at = $2 WHERE id = $1 AND status = 'queued'`
+	markStarted = `UPDATE calls SET status = 'running' WHERE id = $1 AND status IN ('sent', 'accepted')`
+
+	loseSessions = `
+		UPDATE agent_sessions SET reason = 'runner_lost', epoch = epoch + 1, start_deadline = 0,
+			status = CASE WHEN status = 'live' THEN 'lost' ELSE 'idle' END
+		WHERE runner = $1 AND incarnation = $2 AND status IN ('live', 'starting')
+		RETURNING ` + sessionColumns
+	ofTheRunner = `session_id IN (SELECT id FROM agent_sessions WHERE runner = $9 AND incarnation = $10`
+
+	renewLeases = `
+		UPDATE runs SET lease_until = $2 WHERE replica = $1 AND status IN ('queued', 'running') RETURNING id`
+	takeRuns = `
+		UPDATE runs SET replica = $1, lease_until = $3
+		WHERE status IN ('queued', 'running') AND replica <> $1 AND ($4 = 1 OR lease_until < $2)
+			AND id IN (SELECT id FROM runs WHERE status IN ('queued', 'running') AND replica <> $1
+				AND ($4 = 1 OR lease_until < $2) ORDER BY id LIMIT $5)
+		RETURNING id`
+)
+
+// AdmitRun inserts a run as its session allows; see run.Store.
+func (db *DB) AdmitRun(ctx context.Context, a run.Admission) (run.Run, session.Session, error) {
+	if plain("id", a.Run.Session) != nil {
+		return run.Run{}, session.Session{}, session.NotFound(a.Run.Session)
+	}
+	var r run.Run
+	var row sessionRow
+	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+		err := sqlx.GetContext(ctx, tx, &row, admitSession, a.Run.Session, micros(a.Run.CreatedAt), wantsSandbox(a.Run),
+			micros(a.StartBy), a.Principal.Workspace, onlyOwner(a))
+		if errors.Is(err, sql.ErrNoRows) {
+			return refusedSession(ctx, tx, a)
+		}
+		if err != nil {
+			return err
+		}
+		r = a.Run.Admit(row.session(), a.Run.CreatedAt)
+		if err := insertTheRun(ctx, tx, r, a.MaxOpen); err != nil {
+			return err
+		}
+		if err := auditInsert(ctx, tx, a.Event); err != nil {
+			return err
+		}
+		return auditRefused(ctx, tx, r, a.Event)
+	})
+	return r, row.session(), err
+}
+
+func wantsSandbox(r run.Run) int {
+	if slices.ContainsFunc(r.Calls, func(c run.Call) bool { return c.Status == run.Pending }) {
+		return 1
+	}
+	return 0
+}
+
+func onlyOwner(a run.Admission) string {
+	if a.Principal.IsAdmin() {
+		return ""
+	}
+	return a.Principal.UserID
+}
+
+// refusedSession says why a session admits no run.
+func refusedSession(ctx context.Context, tx sqlx.ExtContext, a run.Admission) error {
+	var row sessionRow
+	err := sqlx.GetContext(ctx, tx, &row, sessionByID, a.Run.Session)
+	if errors.Is(err, sql.ErrNoRows) || err == nil && !row.session().VisibleTo(a.Principal) {
+		return session.NotFound(a.Run.Session)
+	}
+	if err != nil {
+		return err
+	}
+	if session.Status(row.Status) == session.Lost {
+		return fault.New(fault.Conflict, "the session's sandbox and its files are gone (%s); open a new session", row.Reason).WithCode("session_lost")
+	}
+	return fault.New(fault.Conflict, "the session is closed; open a new one").WithCode("session_closed")
+}
+
+func insertTheRun(ctx context.Context, tx sqlx.ExtContext, r run.Run, maxOpen int) error {
+	result, err := tx.ExecContext(ctx, insertRun, r.ID, r.Session, r.Workspace, r.Owner, string(r.Status), r.Parallel,
+		r.Usage.Calls, micros(r.CreatedAt), micros(r.StartedAt), micros(r.FinishedAt), r.OpenCalls, r.Replica,
+		micros(r.LeaseUntil), maxOpen)
+	if err != nil {
+		return err
+	}
+	if n, err := result.RowsAffected(); err != nil || n == 0 {
+		return errors.Join(err, fault.New(fault.Busy, "the session already has %d open runs; wait for one to end", maxOpen).WithCode("session_busy"))
+	}
+	args := make([]any, 0, len(r.Calls)*insertCallWidth)
+	for _, c := range r.Calls {
+		f := run.Failure{}
+		if c.Result.Error != nil {
+			f = *c.Result.Error
+		}
+		args = append(args, c.ID, c.ClientID, c.Run, c.Session, c.Workspace, c.Index, c.Name, string(c.Arguments),
+			string(c.Status), c.Epoch, c.Runner, c.Incarnation, micros(c.SentAt), f.Code, f.Message, f.Field, c.Result.Retryable)
+	}
+	_, err = tx.ExecContext(ctx, insertCalls+tuples(len(r.Calls), insertCallWidth), args...)
+	return err
+}
+
+// tuples is "($1, $2), ($3, $4)" for n tuples of the given width.
+func tuples(n, width int) string {
+	var b strings.Builder
+	for i := range n {
+		for j := range width {
+			sep := ", "
+			switch {
+			case i == 0 && j == 0:
+				sep = "("
+			case j == 0:
+				sep = "), ("
+			}
+			fmt.Fprintf(&b, "%s$%d", sep, i*width+j+1)
+		}
+	}
+	b.WriteByte(')')
+	return b.String()
+}
+
+// auditRefused records the calls that ended before they were inserted.
+func auditRefused(ctx context.Context, tx sqlx.ExtContext, r run.Run, e audit.Event) error {
+	for _, c := range r.Calls {
+		if !c.Status.Final() {
+			continue
+		}
+		e.ID, e.Action, e.Object, e.Outcome = "aud_"+strings.TrimPrefix(c.ID, "call_"), "call.finished", c.ID, string(c.Status)
+		e.Detail = "refused before dispatch"
+		if err := auditInsert(ctx, tx, e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Run finds a run with its calls and their output.
+func (db *DB) Run(ctx context.Context, id string) (run.Run, error) {
+	var rows []runWholeRow
+	if err := db.runRows(ctx, &rows, runWhole, id); err != nil {
+		return run.Run{}, err
+	}
+	if len(rows) == 0 {
+		return run.Run{}, fault.New(fault.NotFound, "no such run")
+	}
+	r := rows[0].run()
+	r.Calls = convert(rows, runWholeRow.call)
+	return r, nil
+}
+
+// RunState finds a run with its calls, without their output.
+func (db *DB) RunState(ctx context.Context, id string) (run.Run, error) {
+	var rows []runStateRow
+	if err := db.runRows(ctx, &rows, runState, id); err != nil {
+		return run.Run{}, err
+	}
+	if len(rows) == 0 {
+		return run.Run{}, fault.New(fault.NotFound, "no such run")
+	}
+	r := rows[0].run()
+	r.Calls = convert(rows, func(r runStateRow) run.Call { return r.call() })
+	return r, nil
+}
+
+func (db *DB) runRows(ctx context.Context, rows any, query, id string) error {
+	if plain("id", id) != nil {
+		return nil
+	}
+	return db.all(ctx, rows, query, id)
+}
+
+// Runs lists a session's runs, newest first, without the output of their calls.
+func (db *DB) Runs(ctx context.Context, sessionID string, p page.Page) ([]run.Run, string, error) {
+	limit, after, err := p.Bounds()
+	if err != nil {
+		return nil, "", err
+	}
+	var rows []runStateRow
+	if err := db.all(ctx, &rows, runsOfSession, sessionID, after, limit+1); err != nil {
+		return nil, "", err
+	}
+	runs := []run.Run{}
+	for _, row := range rows {
+		if len(runs) == 0 || runs[len(runs)-1].ID != row.runRow.ID {
+			runs = append(runs, row.run())
+		}
+		last := &runs[len(runs)-1]
+		last.Calls = append(last.Calls, row.call())
+	}
+	runs, next := page.Cut(runs, limit, func(r run.Run) string { return r.ID })
+	return runs, next, nil
+}
+
+// SentCalls lists the session's calls that a runner may be running.
+func (db *DB) SentCalls(ctx context.Context, sessionID string) ([]run.Call, error) {
+	var rows []callState
+	if err := db.all(ctx, &rows, sentCallsOfSession, sessionID); err != nil {
+		return nil, err
+	}
+	return convert(rows, callState.call), nil
+}
+
+// SendCalls marks pending calls as sent to the session's holder.
+func (db *DB) SendCalls(ctx context.Context, r run.Run, s session.Session, calls []string, replica string, at time.Time) ([]string, error) {
+	var marked []string
+	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+		marked = nil
+		n, err := affected(tx.ExecContext(ctx, heldSession, s.ID, s.Epoch, s.Runner, s.Incarnation, micros(at)))
+		if err != nil || n == 0 {
+			return err
+		}
+		for _, id := range calls {
+			n, err := affected(tx.ExecContext(ctx, sendCall, id, s.Epoch, s.Runner, s.Incarnation, micros(at), r.ID, replica))
+			if err != nil {
+				return err
+			}
+			if n == 1 {
+				marked = append(marked, id)
+			}
+		}
+		if r.Status == run.Queued && len(marked) > 0 {
+			_, err = tx.ExecContext(ctx, runRunning, r.ID, micros(at))
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return marked, nil
+}
+
+func affected(result sql.Result, err error) (int64, error) {
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected()
+}
+
+// MarkStarted shows a call as running.
+func (db *DB) MarkStarted(ctx context.Context, call string) error {
+	return db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+		_, err := tx.ExecContext(ctx, markStarted, call)
+		return err
+	})
+}
+
+// ending is what every end of a call has in common.
+type ending struct {
+	at     time.Time
+	actor  string
+	detail string
+	newID  func() string
+}
+
+func endingOf(f run.Finish) ending { return ending{at: f.At, actor: f.Actor, detail: f.Detail, newID: f.NewID} }
+
+// event is the record of a call's end.
+func (e ending) event(call, workspace, outcome, digest string) audit.Event {
+	return audit.Event{
+		ID: "aud_" + e.newID(), At: e.at, Workspace: workspace, Actor: e.actor, Action: "call.finished",
+		Object: call, Outcome: outcome, PolicyDigest: digest, Detail: e.detail,
+	}
+}
+
+// FinishCall stores an outcome; false when it may not be.
+func (db *DB) FinishCall(ctx context.Context, o run.Outcome, f run.Finish) (session.EndedCall, bool, error) {
+	ended := session.EndedCall{Session: o.Session, Run: o.Run, Call: o.Call}
+	found := false
+	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+		var row struct {
+			Workspace string `db:"workspace_id"`
+			Digest    string `db:"policy_digest"`
+		}
+		err := sqlx.GetContext(ctx, tx, &row, finishCall, finishArgs(o)...)
+		if errors.Is(err, sql.ErrNoRows) {
+			found = false
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		found = true
+		if ended.RunFinal, err = settle(ctx, tx, o.Run, 1, o.Result.CPUMS, o.Result.DurationMS, f.At); err != nil {
+			return err
+		}
+		return auditInsert(ctx, tx, endingOf(f).event(o.Call, row.Workspace, string(o.Status), row.Digest))
+	})
+	return ended, found && err == nil, err
+}
+
+func finishArgs(o run.Outcome) []any {
+	r, f := o.Result, run.Failure{}
+	if r.Error != nil {
+		f = *r.Error
+	}
+	exit := sql.Null[int64]{}
+	if r.ExitCode != nil {
+		exit = sql.Null[int64]{V: int64(*r.ExitCode), Valid: true}
+	}
+	return []any{
+		string(o.Status), f.Code, f.Message, f.Field, nullable(f.Limit), nullable(f.Observed), exit, r.Signal,
+		r.Stdout, r.Stderr, r.Value, r.Encoding, r.HasValue, r.StdoutBytes, r.StderrBytes, r.Truncated, r.DurationMS,
+		r.CPUMS, r.MemoryPeak, r.OOMKills, denialsText(r.Denials), r.Retryable,
+		o.Call, o.Run, o.Session, o.Epoch, o.Runner, o.Incarnation, max(len(r.Stdout), len(r.Stderr)),
+	}
+}
+
+// settle counts n calls of a run as ended; true when the run ended with them.
+func settle(ctx context.Context, tx sqlx.ExtContext, id string, n int, cpu, duration float64, at time.Time) (bool, error) {
+	var status string
+	if err := sqlx.GetContext(ctx, tx, &status, settleRun, id, n, cpu, duration, micros(at)); err != nil {
+		return false, fmt.Errorf("settle run %s: %w", id, hideNoRows(err))
+	}
+	return run.Status(status).Final(), nil
+}
+
+// hideNoRows makes a missing row an error of ours: the counts are wrong.
+func hideNoRows(err error) error {
+	if errors.Is(err, sql.ErrNoRows) {
+		return errors.New("its count of open calls is wrong")
+	}
+	return err
+}
+
+// endCalls ends the calls that where selects (its arguments start at $9... in
+// order of args) and settles their runs.
+func endCalls(ctx context.Context, tx sqlx.ExtContext, v session.Verdict, e ending, where string, args ...any) ([]session.EndedCall, error) {
+	var rows []struct {
+		ID        string `db:"id"`
+		Run       string `db:"run_id"`
+		Session   string `db:"session_id"`
+		Workspace string `db:"workspace_id"`
+		Digest    string `db:"policy_digest"`
+	}
+	query := endTheCalls + `$7 = 1 AND $8 = 1 AND calls.` + where + endedColumns
+	all := append([]any{v.Status, string(v.Code), v.Message, v.Field, fault.Codes[v.Code].Retryable, micros(e.at), 1, 1}, args...)
+	if err := sqlx.SelectContext(ctx, tx, &rows, query, all...); err != nil {
+		return nil, err
+	}
+	byRun := map[string]int{}
+	for _, r := range rows {
+		byRun[r.Run]++
+	}
+	final := map[string]bool{}
+	for _, id := range slices.Sorted(mapsKeys(byRun)) {
+		done, err := settle(ctx, tx, id, byRun[id], 0, 0, e.at)
+		if err != nil {
+			return nil, err
+		}
+		final[id] = done
+	}
+	var ended []session.EndedCall
+	for _, r := range rows {
+		ended = append(ended, session.EndedCall{Session: r.Session, Run: r.Run, Call: r.ID, RunFinal: final[r.Run]})
+		if err := auditInsert(ctx, tx, e.event(r.ID, r.Workspace, v.Status, r.Digest)); err != nil {
+			return nil, err
+		}
+	}
+	return ended, nil
+}
