@@ -85,6 +85,15 @@ var nextCall = map[CallStatus][]CallStatus{
 // MayCall reports whether a call may go from one state to another.
 func MayCall(from, to CallStatus) bool { return slices.Contains(nextCall[from], to) }
 
+// inFlight are the states of a call that a runner may be running.
+var inFlight = []CallStatus{Sent, Accepted, Started}
+
+// OpenCallStatuses lists the states of a call that is not final.
+func OpenCallStatuses() []CallStatus { return []CallStatus{Pending, Sent, Accepted, Started} }
+
+// sent reports whether a runner may be running c.
+func (c Call) sent() bool { return slices.Contains(inFlight, c.Status) }
+
 // Final reports whether nothing follows s.
 func (s CallStatus) Final() bool { return len(nextCall[s]) == 0 }
 

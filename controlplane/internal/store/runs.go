@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -179,7 +180,6 @@ func denialsText(ds []run.Denial) string {
 const (
 	pendingStatus = `'pending'`
 	sentStatuses  = `'sent', 'accepted', 'running'`
-	openStatuses  = pendingStatus + `, ` + sentStatuses
 
 	runColumns = `r.id, r.session_id, r.workspace_id, r.owner, r.status, r.parallel, r.output, r.usage_calls,
 		r.usage_cpu_ms, r.usage_duration_ms, r.created_at, r.started_at, r.finished_at, r.open_calls, r.cancel_reason,
@@ -270,14 +270,15 @@ const (
 		WHERE session_id = $1 AND status IN ('queued', 'running')`
 	sendCall = `
 		UPDATE calls SET status = 'sent', epoch = $2, runner = $3, incarnation = $4, sent_at = $5
-		WHERE id = $1 AND status = 'pending'
-			AND EXISTS (SELECT 1 FROM runs WHERE id = $6 AND replica = $7 AND cancel_reason = '')`
+		WHERE id = $1 AND run_id = $6 AND status = 'pending'`
 	// heldSession takes the session's row if its holder is still the same.
 	heldSession = `
 		UPDATE agent_sessions SET last_used_at = $5
 		WHERE id = $1 AND epoch = $2 AND runner = $3 AND incarnation = $4 AND status = 'live'`
+	// runRunning takes the run's row if it still is this replica's and wanted.
 	runRunning = `
-		UPDATE runs SET status = 'running', started_at = $2 WHERE id = $1 AND status = 'queued'`
+		UPDATE runs SET status = 'running', started_at = CASE WHEN started_at = 0 THEN $2 ELSE started_at END
+		WHERE id = $1 AND replica = $3 AND cancel_reason = '' AND status IN ('queued', 'running')`
 	markStarted = `UPDATE calls SET status = 'running' WHERE id = $1 AND status IN ('sent', 'accepted')`
 
 	loseSessions = `
@@ -285,7 +286,10 @@ const (
 			status = CASE WHEN status = 'live' THEN 'lost' ELSE 'idle' END
 		WHERE runner = $1 AND incarnation = $2 AND status IN ('live', 'starting')
 		RETURNING ` + sessionColumns
-	ofTheRunner = `session_id IN (SELECT id FROM agent_sessions WHERE runner = $9 AND incarnation = $10`
+	sentOfRunner = `calls.runner = $7 AND calls.incarnation = $8 AND calls.status IN (` + sentStatuses + `)
+		AND calls.session_id IN (SELECT id FROM agent_sessions WHERE runner = $7 AND incarnation = $8)`
+	pendingOfRunner = `calls.status IN (` + pendingStatus + `) AND calls.session_id IN
+		(SELECT id FROM agent_sessions WHERE runner = $7 AND incarnation = $8 AND status = 'lost')`
 
 	renewLeases = `
 		UPDATE runs SET lease_until = $2 WHERE replica = $1 AND status IN ('queued', 'running') RETURNING id`
@@ -487,8 +491,11 @@ func (db *DB) SendCalls(ctx context.Context, r run.Run, s session.Session, calls
 		if err != nil || n == 0 {
 			return err
 		}
+		if n, err = affected(tx.ExecContext(ctx, runRunning, r.ID, micros(at), replica)); err != nil || n == 0 {
+			return err
+		}
 		for _, id := range calls {
-			n, err := affected(tx.ExecContext(ctx, sendCall, id, s.Epoch, s.Runner, s.Incarnation, micros(at), r.ID, replica))
+			n, err := affected(tx.ExecContext(ctx, sendCall, id, s.Epoch, s.Runner, s.Incarnation, micros(at), r.ID))
 			if err != nil {
 				return err
 			}
@@ -496,10 +503,7 @@ func (db *DB) SendCalls(ctx context.Context, r run.Run, s session.Session, calls
 				marked = append(marked, id)
 			}
 		}
-		if r.Status == run.Queued && len(marked) > 0 {
-			_, err = tx.ExecContext(ctx, runRunning, r.ID, micros(at))
-		}
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, err
@@ -530,7 +534,9 @@ type ending struct {
 	newID  func() string
 }
 
-func endingOf(f run.Finish) ending { return ending{at: f.At, actor: f.Actor, detail: f.Detail, newID: f.NewID} }
+func endingOf(f run.Finish) ending {
+	return ending{at: f.At, actor: f.Actor, detail: f.Detail, newID: f.NewID}
+}
 
 // event is the record of a call's end.
 func (e ending) event(call, workspace, outcome, digest string) audit.Event {
@@ -600,8 +606,8 @@ func hideNoRows(err error) error {
 	return err
 }
 
-// endCalls ends the calls that where selects (its arguments start at $9... in
-// order of args) and settles their runs.
+// endCalls ends the calls that where selects, whose arguments are $7 and on,
+// and settles their runs. RunFinal is set on the last call of a run.
 func endCalls(ctx context.Context, tx sqlx.ExtContext, v session.Verdict, e ending, where string, args ...any) ([]session.EndedCall, error) {
 	var rows []struct {
 		ID        string `db:"id"`
@@ -610,29 +616,135 @@ func endCalls(ctx context.Context, tx sqlx.ExtContext, v session.Verdict, e endi
 		Workspace string `db:"workspace_id"`
 		Digest    string `db:"policy_digest"`
 	}
-	query := endTheCalls + `$7 = 1 AND $8 = 1 AND calls.` + where + endedColumns
-	all := append([]any{v.Status, string(v.Code), v.Message, v.Field, fault.Codes[v.Code].Retryable, micros(e.at), 1, 1}, args...)
-	if err := sqlx.SelectContext(ctx, tx, &rows, query, all...); err != nil {
+	code := fault.Codes[v.Code]
+	args = append([]any{v.Status, string(v.Code), v.Message, v.Field, code.Retryable, micros(e.at)}, args...)
+	if err := sqlx.SelectContext(ctx, tx, &rows, endTheCalls+where+endedColumns, args...); err != nil {
 		return nil, err
 	}
-	byRun := map[string]int{}
+	left := map[string]int{}
+	var ended []session.EndedCall
 	for _, r := range rows {
-		byRun[r.Run]++
+		left[r.Run]++
+		ended = append(ended, session.EndedCall{Session: r.Session, Run: r.Run, Call: r.ID})
+		if err := auditInsert(ctx, tx, e.event(r.ID, r.Workspace, v.Status, r.Digest)); err != nil {
+			return nil, err
+		}
 	}
 	final := map[string]bool{}
-	for _, id := range slices.Sorted(mapsKeys(byRun)) {
-		done, err := settle(ctx, tx, id, byRun[id], 0, 0, e.at)
+	for _, id := range slices.Sorted(maps.Keys(left)) {
+		done, err := settle(ctx, tx, id, left[id], 0, 0, e.at)
 		if err != nil {
 			return nil, err
 		}
 		final[id] = done
 	}
-	var ended []session.EndedCall
-	for _, r := range rows {
-		ended = append(ended, session.EndedCall{Session: r.Session, Run: r.Run, Call: r.ID, RunFinal: final[r.Run]})
-		if err := auditInsert(ctx, tx, e.event(r.ID, r.Workspace, v.Status, r.Digest)); err != nil {
-			return nil, err
-		}
+	for i, r := range rows {
+		left[r.Run]--
+		ended[i].RunFinal = final[r.Run] && left[r.Run] == 0
 	}
 	return ended, nil
+}
+
+// EndCalls ends those of the named calls that are still in one of from.
+func (db *DB) EndCalls(ctx context.Context, r run.Run, calls []string, from []run.CallStatus, v session.Verdict, f run.Finish) ([]session.EndedCall, error) {
+	statuses := pendingStatus
+	if !slices.Contains(from, run.Pending) {
+		statuses = sentStatuses
+	}
+	var ended []session.EndedCall
+	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+		ended = nil
+		for _, id := range calls {
+			more, err := endCalls(ctx, tx, v, endingOf(f), `calls.id = $7 AND calls.run_id = $8 AND calls.status IN (`+statuses+`)`, id, r.ID)
+			if err != nil {
+				return err
+			}
+			ended = append(ended, more...)
+		}
+		return nil
+	})
+	return ended, err
+}
+
+// CancelRun ends the run's pending calls and marks it as cancelled.
+func (db *DB) CancelRun(ctx context.Context, r run.Run, reason string, v session.Verdict, f run.Finish) ([]session.EndedCall, error) {
+	var ended []session.EndedCall
+	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+		// A call that is being sent meanwhile is seen by whoever gives the cancel orders.
+		n, err := affected(tx.ExecContext(ctx, cancelRun, r.ID, reason))
+		if err != nil || n == 0 {
+			return err
+		}
+		ended, err = endCalls(ctx, tx, v, endingOf(f), `calls.run_id = $7 AND calls.status IN (`+pendingStatus+`)`, r.ID)
+		if err != nil {
+			return err
+		}
+		return auditInsert(ctx, tx, audit.Event{
+			ID: "aud_" + f.NewID(), At: f.At, Workspace: r.Workspace, Actor: f.Actor, Action: "run.cancelled",
+			Object: r.ID, Outcome: "ok", Detail: f.Detail,
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return ended, nil
+}
+
+// LoseRunner ends what one start of a runner held. It returns the calls that
+// ended and the sessions that changed.
+func (db *DB) LoseRunner(ctx context.Context, l run.Loss) ([]session.EndedCall, []string, error) {
+	var ended []session.EndedCall
+	var sessions []string
+	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+		ended, sessions = nil, nil
+		var rows []sessionRow
+		if err := sqlx.SelectContext(ctx, tx, &rows, loseSessions, l.Runner, l.Incarnation); err != nil {
+			return err
+		}
+		for _, r := range rows {
+			sessions = append(sessions, r.ID)
+			err := auditInsert(ctx, tx, audit.Event{
+				ID: "aud_" + l.NewID(), At: l.At, Workspace: r.Workspace, Actor: l.Actor, Action: "session." + r.Status,
+				Object: r.ID, Outcome: string(fault.RunnerLost), PolicyDigest: r.PolicyDigest, Detail: l.Detail + " of " + l.Runner,
+			})
+			if err != nil {
+				return err
+			}
+		}
+		sent, err := endCalls(ctx, tx, l.Sent, endingOf(l.Finish), sentOfRunner, l.Runner, l.Incarnation)
+		if err != nil {
+			return err
+		}
+		waiting, err := endCalls(ctx, tx, l.Pending, endingOf(l.Finish), pendingOfRunner, l.Runner, l.Incarnation)
+		ended = append(sent, waiting...)
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return ended, sessions, nil
+}
+
+// RenewLeases lists the open runs of replica and renews their leases.
+func (db *DB) RenewLeases(ctx context.Context, replica string, until time.Time) ([]string, error) {
+	var ids []string
+	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+		ids = nil
+		return sqlx.SelectContext(ctx, tx, &ids, renewLeases, replica, micros(until))
+	})
+	return ids, err
+}
+
+// TakeRuns gives open runs whose lease has ended to replica.
+func (db *DB) TakeRuns(ctx context.Context, replica string, now, until time.Time, all bool, limit int) ([]string, error) {
+	every := 0
+	if all {
+		every = 1
+	}
+	var ids []string
+	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+		ids = nil
+		return sqlx.SelectContext(ctx, tx, &ids, takeRuns, replica, micros(now), micros(until), every, limit)
+	})
+	return ids, err
 }

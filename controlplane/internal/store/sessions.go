@@ -116,9 +116,9 @@ const (
 			runner = CASE WHEN $2 = 'idle' THEN '' ELSE runner END,
 			incarnation = CASE WHEN $2 = 'idle' THEN '' ELSE incarnation END,
 			start_deadline = 0
-		WHERE id = $1 AND ($5 = 0 OR epoch = $5)
+		WHERE id = $1 AND (CAST($5 AS BIGINT) = 0 OR epoch = CAST($5 AS BIGINT))
 			AND ($6 = '' OR (runner = $6 AND incarnation = $7))
-			AND ($8 = 0 OR last_used_at = $8)
+			AND (CAST($8 AS BIGINT) = 0 OR last_used_at = CAST($8 AS BIGINT))
 			AND status IN ($9, $10, $11, $12, $13)
 		RETURNING ` + sessionColumns
 	beginStart = `
@@ -250,7 +250,7 @@ func (db *DB) EndSession(ctx context.Context, e session.Ending) (session.Session
 			if group.verdict.Status == "" {
 				continue
 			}
-			more, err := endCalls(ctx, tx, group.verdict, f, `session_id = $9 AND status IN (`+group.statuses+`)`, e.Session)
+			more, err := endCalls(ctx, tx, group.verdict, f, `session_id = $7 AND calls.status IN (`+group.statuses+`)`, e.Session)
 			if err != nil {
 				return err
 			}

@@ -1,0 +1,177 @@
+package run
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/bigwave/bigwave/controlplane/internal/audit"
+	"github.com/bigwave/bigwave/controlplane/internal/identity"
+	"github.com/bigwave/bigwave/controlplane/internal/session"
+	"github.com/bigwave/bigwave/controlplane/internal/tool"
+	"github.com/bigwave/bigwave/shared/fault"
+)
+
+// Start begins a run in a session that p may use. The run and its calls are
+// stored when it returns; it goes on whatever becomes of ctx. Calls that do
+// not fit their tool are final at once, and nothing of them is dispatched.
+func (s *Service) Start(ctx context.Context, p identity.Principal, sessionID string, q Request) (Run, error) {
+	if err := q.check(); err != nil {
+		return Run{}, err
+	}
+	registry, err := tool.Merge(ctx, p.Workspace, s.Tools...)
+	if err != nil {
+		return Run{}, err
+	}
+	r, invocations, err := s.prepare(p, sessionID, q, registry)
+	if err != nil {
+		return Run{}, err
+	}
+	d := s.driver(r.ID, r.Session)
+	d.owner, d.workspace, d.invocations = r.Owner, r.Workspace, invocations
+	if !s.enlist(d) {
+		s.dismiss(d)
+		return Run{}, fault.New(fault.Unavailable, "the control plane is starting or stopping; try again")
+	}
+	now := s.Now()
+	r, c, err := s.Store.AdmitRun(ctx, Admission{
+		Run: r, Principal: p, MaxOpen: s.MaxOpen, StartBy: now.Add(s.ClaimWait),
+		Event: audit.Event{
+			ID: "aud_" + s.NewID(), At: now, Workspace: r.Workspace, Actor: r.Owner,
+			Action: "run.started", Object: r.ID, Outcome: "ok", Detail: r.Session,
+		},
+	})
+	if err != nil {
+		s.dismiss(d)
+		return Run{}, err
+	}
+	s.Dispatcher.Notify(r.Session, Notice{Kind: RunStarted, Run: r.ID})
+	if r.Status.Final() {
+		s.dismiss(d)
+		s.Dispatcher.Notify(r.Session, Notice{Kind: RunFinished, Run: r.ID})
+		return r, nil
+	}
+	d.first = &snapshot{run: r, session: c}
+	d.announce = c.Status == session.Starting && c.Runner == "" && c.StartBy.Equal(now.Add(s.ClaimWait).Truncate(time.Microsecond))
+	s.launch(d)
+	return r, nil
+}
+
+// check refuses what no registry could make right.
+func (q Request) check() error {
+	if len(q.Calls) == 0 || len(q.Calls) > MaxCalls {
+		return fault.New(fault.Invalid, "tool_calls must hold between 1 and %d calls", MaxCalls).On("tool_calls")
+	}
+	seen := map[string]bool{}
+	for _, c := range q.Calls {
+		switch {
+		case c.ID == "" || len(c.ID) > maxClientID || !utf8.ValidString(c.ID) || strings.ContainsRune(c.ID, 0):
+			return fault.New(fault.Invalid, "each call needs an id of 1 to %d bytes", maxClientID).On("tool_calls.id")
+		case seen[c.ID]:
+			return fault.New(fault.Invalid, "two calls have the id %q", c.ID).On("tool_calls.id")
+		case c.Name == "" || len(c.Name) > 256 || !utf8.ValidString(c.Name) || strings.ContainsRune(c.Name, 0):
+			return fault.New(fault.Invalid, "each call needs the name of a tool").On("tool_calls.name")
+		}
+		seen[c.ID] = true
+	}
+	return nil
+}
+
+// prepare makes the run of a request: each call either has an invocation or
+// has already ended.
+func (s *Service) prepare(p identity.Principal, sessionID string, q Request, registry tool.Registry) (Run, map[string]tool.Invocation, error) {
+	r := Run{
+		ID: "run_" + s.NewID(), Session: sessionID, Workspace: p.Workspace, Owner: p.UserID,
+		Status: Queued, Parallel: q.Parallel, Usage: Usage{Calls: len(q.Calls)}, CreatedAt: s.Now(),
+		Replica: s.Replica, LeaseUntil: s.Now().Add(s.Pace.withDefaults().Lease),
+	}
+	invocations := map[string]tool.Invocation{}
+	for i, want := range q.Calls {
+		c := Call{
+			ID: "call_" + s.NewID(), ClientID: want.ID, Run: r.ID, Session: sessionID, Workspace: p.Workspace,
+			Index: i, Name: want.Name, Arguments: orObject(want.Arguments), Status: Pending,
+		}
+		inv, err := invocation(registry, c)
+		if failure, ok := refusal(err); ok {
+			c.Status, c.Result.Error = InvalidArguments, &failure
+		} else if err != nil {
+			return Run{}, nil, err
+		} else {
+			invocations[c.ID] = inv
+		}
+		r.Calls = append(r.Calls, c)
+	}
+	return r, invocations, nil
+}
+
+func orObject(arguments json.RawMessage) json.RawMessage {
+	if len(arguments) == 0 {
+		return json.RawMessage("{}")
+	}
+	return arguments
+}
+
+// invocation is what to run for c by the tools of now.
+func invocation(registry tool.Registry, c Call) (tool.Invocation, error) {
+	t, ok := registry.Lookup(c.Name)
+	if !ok {
+		return tool.Invocation{}, fault.New(fault.Invalid, "there is no tool named %q", c.Name).WithCode(string(fault.UnknownTool))
+	}
+	return t.Prepare(c.Arguments)
+}
+
+// refusal is how a call ends whose arguments were refused with err.
+func refusal(err error) (Failure, bool) {
+	if !fault.Is(err, fault.Invalid) && !fault.Is(err, fault.TooLarge) {
+		return Failure{}, false
+	}
+	f := fault.From(err)
+	code := f.Code
+	if _, ok := fault.Codes[fault.Code(code)]; !ok {
+		code = string(fault.InvalidArguments)
+	}
+	return Failure{Code: code, Message: session.Text(f.Message), Field: session.Text(f.Field)}, true
+}
+
+// Admit is r as it enters the database while its session is as c: when that
+// is live, what may go first counts as sent to its holder from now on.
+func (r Run) Admit(c session.Session, now time.Time) Run {
+	calls := make([]Call, len(r.Calls))
+	copy(calls, r.Calls)
+	r.Calls, r.OpenCalls = calls, 0
+	for _, call := range calls {
+		if !call.Status.Final() {
+			r.OpenCalls++
+		}
+	}
+	if r.OpenCalls == 0 {
+		r.Status, r.StartedAt, r.FinishedAt = Finished, now, now
+		return r
+	}
+	if c.Status != session.Live {
+		return r
+	}
+	r.Status, r.StartedAt = Running, now
+	for _, i := range r.sendable() {
+		calls[i].Status, calls[i].SentAt = Sent, now
+		calls[i].Epoch, calls[i].Runner, calls[i].Incarnation = c.Epoch, c.Runner, c.Incarnation
+	}
+	return r
+}
+
+// sendable are the indices of the calls that may be sent now: all that wait
+// when they run at once, else the first one once nothing is in flight.
+func (r Run) sendable() []int {
+	var out []int
+	for i, c := range r.Calls {
+		switch {
+		case c.sent() && !r.Parallel:
+			return nil
+		case c.Status == Pending && (r.Parallel || len(out) == 0):
+			out = append(out, i)
+		}
+	}
+	return out
+}
