@@ -69,7 +69,7 @@ type Dispatcher struct {
 	Runs     Runs
 	Fleet    Fleet
 	Records  Records
-	Owner    func(ctx context.Context, session string) (runner string, err error) // whose frames count; nil: anyone's
+	Senders  func(ctx context.Context, run string) (runners []string, err error) // whose frames of a run count; nil: everybody's
 
 	Pool    string // whose runners get the tickets
 	Replica string // this control plane's own random name

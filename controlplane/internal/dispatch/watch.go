@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"iter"
+	"slices"
 	"strings"
 	"time"
 
@@ -66,14 +67,14 @@ func (d *Dispatcher) watch(ctx context.Context, sessionID, runID string, after u
 		return unlessEnded(ctx, err)
 	}
 	defer messages.Stop()
-	owner := ""
+	var from senders
 	for {
 		m, err := messages.Next(jetstream.NextContext(ctx))
 		if err != nil {
 			return unlessEnded(ctx, err)
 		}
 		e, ok := event(m, runID)
-		if !ok || !d.owns(ctx, sessionID, bus.RunnerOf(m.Subject()), &owner) {
+		if !ok || !from.counts(ctx, d, runID, bus.RunnerOf(m.Subject())) {
 			continue
 		}
 		if !yield(e, nil) {
@@ -136,18 +137,32 @@ func (d *Dispatcher) forget(ctx context.Context, cons jetstream.Consumer) {
 	_ = d.JS.DeleteConsumer(ctx, bus.Events, info.Name) // may be gone already
 }
 
-// owns reports whether frames of that runner count for the session. The
-// owner is looked up when a runner first speaks.
-func (d *Dispatcher) owns(ctx context.Context, sessionID, runner string, owner *string) bool {
-	if runner == bus.ControlPlane || d.Owner == nil || runner == *owner {
+// senders remembers for one watcher which runners have calls of its run.
+type senders struct {
+	runners []string
+	asked   time.Time
+}
+
+// askAgain bounds look-ups for runners that have no business with the run.
+const askAgain = 200 * time.Millisecond
+
+// counts reports whether what that runner says of the run is shown. A runner
+// was sent a call, in the database, before it can speak of it.
+func (s *senders) counts(ctx context.Context, d *Dispatcher, runID, runner string) bool {
+	if runner == bus.ControlPlane || d.Senders == nil || slices.Contains(s.runners, runner) {
 		return true
 	}
-	who, err := d.Owner(ctx, sessionID)
-	if err != nil {
+	if d.Now().Sub(s.asked) < askAgain {
 		return false
 	}
-	*owner = who
-	return runner == who
+	s.asked = d.Now()
+	runners, err := d.Senders(ctx, runID)
+	if err != nil {
+		d.Log.WarnContext(ctx, "frame not shown", "run", runID, "runner", runner, "err", err)
+		return false
+	}
+	s.runners = runners
+	return slices.Contains(runners, runner)
 }
 
 // event reads a message of the stream, if it is one of the run's.

@@ -120,7 +120,7 @@ func TestWatchSaysWhatIsGone(t *testing.T) {
 
 func TestFramesOfARunnerThatDoesNotOwnTheSessionAreNotShown(t *testing.T) {
 	r := newRig(t, func(d *Dispatcher) {
-		d.Owner = func(context.Context, string) (string, error) { return "r1", nil }
+		d.Senders = func(context.Context, string) ([]string, error) { return []string{"r1"}, nil }
 	})
 	w, evil := r.runner("r1"), r.runner("evil")
 	id := "run_" + newID()
