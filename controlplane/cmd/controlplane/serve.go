@@ -151,11 +151,16 @@ func (p *parts) serve(ctx context.Context, listener net.Listener, grace time.Dur
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWork()
 	group, work := errgroup.WithContext(work)
-	group.Go(func() error { return p.migrate(work, log) })
 	group.Go(func() error { return p.dispatcher.Run(work) })
-	group.Go(func() error { return p.sessions.Run(work) })
-	group.Go(func() error { return p.runs.Run(work) })
-	group.Go(func() error { return p.fleet.Run(work) })
+	group.Go(func() error {
+		if !p.migrate(work, log) { // who asks before that is told to come again
+			return nil
+		}
+		group.Go(func() error { return p.sessions.Run(work) })
+		group.Go(func() error { return p.runs.Run(work) })
+		group.Go(func() error { return p.fleet.Run(work) })
+		return nil
+	})
 
 	server := &http.Server{
 		Handler: p.api, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
@@ -184,12 +189,13 @@ func (p *parts) serve(ctx context.Context, listener net.Listener, grace time.Dur
 	return err
 }
 
-// migrate brings the schema up to date, as soon as the database is there.
-func (p *parts) migrate(ctx context.Context, log *slog.Logger) error {
+// migrate brings the schema up to date, as soon as the database is there;
+// false when ctx ends before.
+func (p *parts) migrate(ctx context.Context, log *slog.Logger) bool {
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		err := p.db.Migrate(ctx)
 		if err == nil || ctx.Err() != nil {
-			return nil
+			return err == nil
 		}
 		log.Warn("database is not ready", "err", err, "again_in", pause)
 		select {
