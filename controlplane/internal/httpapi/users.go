@@ -1,0 +1,142 @@
+package httpapi
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"github.com/bigwave/bigwave/controlplane/internal/identity"
+	"github.com/bigwave/bigwave/shared/fault"
+)
+
+type createUserRequest struct {
+	WorkspaceID given[string] `json:"workspace_id"`
+	Name        given[string] `json:"name"`
+	Role        given[string] `json:"role"`
+}
+
+type updateUserRequest struct {
+	Name     given[string] `json:"name"`
+	Role     given[string] `json:"role"`
+	Disabled given[bool]   `json:"disabled"`
+}
+
+type userResponse struct {
+	ID          string     `json:"id"`
+	WorkspaceID string     `json:"workspace_id"`
+	Name        string     `json:"name"`
+	Role        string     `json:"role"`
+	Disabled    bool       `json:"disabled"`
+	CreatedAt   *time.Time `json:"created_at"`
+}
+
+func newUserResponse(u identity.User) userResponse {
+	return userResponse{
+		ID: u.ID, WorkspaceID: u.Workspace, Name: u.Name, Role: string(u.Role),
+		Disabled: u.Disabled, CreatedAt: instant(u.CreatedAt),
+	}
+}
+
+var roles = map[string]identity.Role{
+	string(identity.Member):        identity.Member,
+	string(identity.Admin):         identity.Admin,
+	string(identity.InstanceAdmin): identity.InstanceAdmin,
+}
+
+func roleOf(name string) (identity.Role, error) {
+	r, ok := roles[name]
+	if !ok {
+		return "", fault.New(fault.Invalid, "role must be member, admin or instance_admin").On("role")
+	}
+	return r, nil
+}
+
+func (in createUserRequest) user() (identity.User, error) {
+	if err := required("", named{"name", in.Name.Set}); err != nil {
+		return identity.User{}, err
+	}
+	role, err := roleOf(or(in.Role.Value, string(identity.Member)))
+	return identity.User{Workspace: in.WorkspaceID.Value, Name: in.Name.Value, Role: role}, err
+}
+
+func (in updateUserRequest) change() (identity.Change, error) {
+	var out identity.Change
+	if in.Name.Set {
+		out.Name = &in.Name.Value
+	}
+	if in.Disabled.Set {
+		out.Disabled = &in.Disabled.Value
+	}
+	if in.Role.Set {
+		role, err := roleOf(in.Role.Value)
+		if err != nil {
+			return out, err
+		}
+		out.Role = &role
+	}
+	return out, nil
+}
+
+func (s *Server) listUsers(c echo.Context) error {
+	pg, err := pageOf(c)
+	if err != nil {
+		return err
+	}
+	workspace, err := query(c, "workspace_id")
+	if err != nil {
+		return err
+	}
+	found, next, err := s.Identity.Users(c.Request().Context(), principal(c), workspace, pg)
+	if err != nil {
+		return err
+	}
+	return write(c, http.StatusOK, newList(found, next, newUserResponse))
+}
+
+func (s *Server) createUser(c echo.Context) error {
+	var in createUserRequest
+	if err := decode(c, maxBody, &in); err != nil {
+		return err
+	}
+	u, err := in.user()
+	if err != nil {
+		return err
+	}
+	made, err := s.Identity.CreateUser(c.Request().Context(), principal(c), u)
+	if err != nil {
+		return err
+	}
+	return write(c, http.StatusCreated, newUserResponse(made))
+}
+
+func (s *Server) getUser(c echo.Context) error {
+	found, err := s.Identity.User(c.Request().Context(), principal(c), c.Param("user"))
+	if err != nil {
+		return err
+	}
+	return write(c, http.StatusOK, newUserResponse(found))
+}
+
+func (s *Server) updateUser(c echo.Context) error {
+	var in updateUserRequest
+	if err := decode(c, maxBody, &in); err != nil {
+		return err
+	}
+	change, err := in.change()
+	if err != nil {
+		return err
+	}
+	changed, err := s.Identity.UpdateUser(c.Request().Context(), principal(c), c.Param("user"), change)
+	if err != nil {
+		return err
+	}
+	return write(c, http.StatusOK, newUserResponse(changed))
+}
+
+func (s *Server) deleteUser(c echo.Context) error {
+	if err := s.Identity.DeleteUser(c.Request().Context(), principal(c), c.Param("user")); err != nil {
+		return err
+	}
+	return c.NoContent(http.StatusNoContent)
+}
