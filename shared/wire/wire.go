@@ -186,10 +186,11 @@ type Done struct {
 	Signal      string   `json:"signal,omitempty"`
 	Stdout      []byte   `json:"stdout,omitempty"` // kept bytes, exact
 	Stderr      []byte   `json:"stderr,omitempty"`
-	Value       []byte   `json:"value,omitempty"`  // file_read: the content
-	Output      *Blob    `json:"output,omitempty"` // instead of the three when they are large: Output holds them in this order
-	OutputSizes [3]int64 `json:"output_sizes"`     // lengths of stdout, stderr, value within Output
-	StdoutBytes int64    `json:"stdout_bytes"`     // as written by the tool
+	Value       []byte   `json:"value,omitempty"`     // file_read: the content
+	HasValue    bool     `json:"has_value,omitempty"` // file_read: there is a content, which may be empty
+	Output      *Blob    `json:"output,omitempty"`    // instead of the three when they are large: Output holds them in this order
+	OutputSizes [3]int64 `json:"output_sizes"`        // lengths of stdout, stderr, value within Output
+	StdoutBytes int64    `json:"stdout_bytes"`        // as written by the tool
 	StderrBytes int64    `json:"stderr_bytes"`
 	Truncated   bool     `json:"truncated,omitempty"`
 	StartedAt   int64    `json:"started_at,omitempty"` // Unix milliseconds; 0: never started

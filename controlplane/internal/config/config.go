@@ -39,7 +39,7 @@ type Config struct {
 
 	KeyFile       string `env:"KEY_FILE" derived:"<data>/keys/controlplane.key" allowed:"a path" doc:"the key that signs orders; made when missing"`
 	RunnerKeysDir string `env:"RUNNER_KEYS_DIR" derived:"<data>/keys/runners" allowed:"a path" doc:"folder of the runners' public keys, <runner>.pub"`
-	Pool          string `env:"POOL" envDefault:"default" allowed:"1 to 63 of a-z, 0-9, _ and -, not starting with _ or -" doc:"the pool of runners that sessions start in"`
+	Pool          string `env:"POOL" envDefault:"default" allowed:"1 to 63 of a-z, 0-9 and -, not starting with -" doc:"the pool of runners that sessions start in"`
 
 	SandboxEnabled             bool   `env:"SANDBOX_ENABLED" envDefault:"true" allowed:"true or false" doc:"whether there are sandboxes and policies at all"`
 	SandboxDefaultPolicy       string `env:"SANDBOX_DEFAULT_POLICY" derived:"the one in the tree" allowed:"a JSON object, or @ and the path of a file that holds one" doc:"the policy of workspaces that have none"`
@@ -200,7 +200,7 @@ func Settings() []Setting {
 	return list
 }
 
-var poolName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
+var poolName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
 
 func within[T cmp.Ordered](v, low, high T) bool { return low <= v && v <= high }
 

@@ -54,7 +54,7 @@ func result(d wire.Done) run.Result {
 		Stdout:      d.Stdout,
 		Stderr:      d.Stderr,
 		Value:       d.Value,
-		HasValue:    len(d.Value) > 0,
+		HasValue:    d.HasValue || len(d.Value) > 0,
 		StdoutBytes: d.StdoutBytes,
 		StderrBytes: d.StderrBytes,
 		Truncated:   d.Truncated,
@@ -83,7 +83,7 @@ func withOutput(d wire.Done, data []byte) wire.Done {
 // withoutOutput is d when its output can't be had: the outcome is known, the
 // output is not.
 func withoutOutput(d wire.Done) wire.Done {
-	d.Output = nil
+	d.Output, d.HasValue = nil, false
 	d.Status = string(run.Error)
 	d.Error = &wire.Error{Code: string(fault.ResultUnavailable), Message: "The call ended, but its output could not be fetched."}
 	return d

@@ -179,7 +179,7 @@ func (s *Service) shrink(c *call, out output, done *wire.Done, err error) {
 	done.Stderr, _ = out.stderr.Fit(wire.MaxInlineDone / 2)
 	done.Truncated = true
 	if len(done.Value) > 0 {
-		done.Value = nil
+		done.Value, done.HasValue = nil, false
 		done.Status = "error"
 		done.Error = failed("", fault.ResultUnavailable, "The file was read but its content could not be handed over.").Error
 	}

@@ -88,7 +88,7 @@ func filed(v verdict) *wire.Done {
 		d.Denials = []wire.Denial{{Kind: "path", Target: short(v.path), Reason: "outside fs_allowlist"}}
 		return d
 	case f.Errno == "":
-		return &wire.Done{Status: "ok", Value: f.Content}
+		return &wire.Done{Status: "ok", Value: f.Content, HasValue: v.program == sandbox.FileRead}
 	case f.Errno == "ENOSPC":
 		return failed("disk_full", fault.DiskFull, "%s", sentence(f.Message, "The workspace is full; delete files or ask the operator for a larger one."))
 	}
