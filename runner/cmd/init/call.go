@@ -21,6 +21,7 @@ var (
 	score         = [4]byte{'1', '0', '0', '0'}
 
 	requestBuffer [inside.MaxPacket]byte
+	requestRights [64]byte
 	argv          [inside.MaxStrings + 1]*byte
 	envp          [inside.MaxStrings + 1]*byte
 )
@@ -157,15 +158,14 @@ func resetSignals() {
 
 // receive waits for the request. Its memory stays until the exec.
 func receive() ([]byte, []int32) {
-	var oob [64]byte
 	vector := syscall.Iovec{Base: &requestBuffer[0], Len: inside.MaxPacket}
-	message := syscall.Msghdr{Iov: &vector, Iovlen: 1, Control: &oob[0], Controllen: uint64(len(oob))}
+	message := syscall.Msghdr{Iov: &vector, Iovlen: 1, Control: &requestRights[0], Controllen: uint64(len(requestRights))}
 	n, _, errno := syscall.RawSyscall(syscall.SYS_RECVMSG, callSocket, ptr(&message), syscall.MSG_CMSG_CLOEXEC)
 	must(inside.FailRequest, errno)
 	if n == 0 {
 		exit(0) // nobody wants us any more
 	}
-	fds := receivedFDs(oob[:message.Controllen])
+	fds := receivedFDs(requestRights[:message.Controllen])
 	packet := requestBuffer[:n]
 	if string(packet) == inside.Bulk {
 		last := fds[len(fds)-1]

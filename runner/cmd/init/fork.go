@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"syscall"
 	"unsafe"
 )
@@ -10,10 +11,12 @@ import (
 //
 //   - it makes system calls only by RawSyscall, which does not involve the
 //     scheduler, and it never waits for another goroutine;
-//   - everything it needs (strings for the kernel, buffers) was made before;
-//     should it grow its stack or allocate a little after all, that works,
-//     since with GOMAXPROCS=1 no other thread can have held an allocator's lock
-//     when it was forked, and no collection was under way;
+//   - everything it needs (strings for the kernel, buffers, the stack) was made
+//     before; it does not allocate;
+//   - it must never yield: the monitor may have asked for that just before the
+//     fork, and there is nobody to come back from. So its thread keeps one of
+//     the runtime's locks on itself, which forbids it (see forkSupervisor);
+//   - no collection is under way when it is forked;
 //   - it never returns from its entry function.
 
 //go:linkname beforeFork syscall.runtime_BeforeFork
@@ -46,15 +49,27 @@ func forkSupervisor(socket, cgroup int) (int, int, syscall.Errno) {
 		args.flags |= cloneIntoCgroup
 		args.cgroup = uint64(cgroup)
 	}
-	// beforeFork blocks signals and keeps the scheduler away; in the child
-	// afterFork gives the stack its real bounds back.
+	// beforeFork blocks signals and locks the thread to what it is doing;
+	// afterFork gives the stack its bounds back and takes one lock off. The
+	// child keeps the other lock for good.
+	beforeFork()
 	beforeFork()
 	pid, errno := rawFork(&args)
 	afterFork()
 	if errno == 0 && pid == 0 {
 		supervise(socket)
 	}
+	afterFork()
 	return int(pid), int(pidfd), errno
+}
+
+// growStack makes the stack larger than any fork needs. A collection may
+// shrink it again.
+//
+//go:noinline
+func growStack() byte {
+	var room [64 << 10]byte
+	return room[len(os.Args)]
 }
 
 //go:nosplit

@@ -98,8 +98,13 @@ func (m *machine) build() error {
 		trouble = lowerSelf()
 	}
 	prepareStub(m.layout)
-	runtime.GC()
+	collect()
 	return m.tell(inside.AppendTrouble(m.packet[:0], inside.KindUp, trouble))
+}
+
+func collect() {
+	runtime.GC()
+	growStack()
 }
 
 // obey carries out one packet.
@@ -141,7 +146,7 @@ func (m *machine) obey() error {
 // spawn makes a supervisor that talks on socket.
 func (m *machine) spawn(id uint32, socket int) error {
 	if m.forks++; m.forks%forksPerCollection == 0 {
-		runtime.GC()
+		collect()
 	}
 	pid, pidfd, errno := forkSupervisor(socket, m.cgroup)
 	if errno != 0 {

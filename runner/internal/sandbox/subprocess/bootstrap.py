@@ -1,7 +1,6 @@
-import sys
-
-
 def _run():
+    import sys
+
     name = "<python_exec>"
     with open(3, "rb") as script:
         source = script.read()
@@ -11,40 +10,37 @@ def _run():
         # to pay for in every call: it is filled when somebody imports it.
         @staticmethod
         def find_spec(module, path=None, target=None):
-            if module == "linecache":
-                sys.meta_path.remove(_Lines)
-                import linecache
+            if module != "linecache":
+                return None
+            sys.meta_path.remove(_Lines)
+            from importlib.util import find_spec
 
+            spec = find_spec(module)
+            load = spec.loader.exec_module
+
+            def exec_module(loaded):
+                load(loaded)
                 text = source.decode("utf-8", "replace")
-                linecache.cache[name] = (len(source), None, text.splitlines(True), name)
-                return type(linecache.__spec__)("linecache", _Lines)
-            return None
+                loaded.cache[name] = (len(source), None, text.splitlines(True), name)
 
-        @staticmethod
-        def create_module(spec):
-            return sys.modules["linecache"]
-
-        @staticmethod
-        def exec_module(module):
-            pass
+            spec.loader.exec_module = exec_module
+            return spec
 
     sys.meta_path.insert(0, _Lines)
     main = sys.modules["__main__"].__dict__
-    del main["_run"], main["sys"]
+    del main["_run"]
     try:
         exec(compile(source, name, "exec", dont_inherit=True), main)
     except Exception:
         kind, error, trace = sys.exc_info()
         trace = trace.tb_next
-        try:
+        if sys.excepthook is sys.__excepthook__:
             import traceback
 
-            if sys.excepthook is sys.__excepthook__:
-                traceback.print_exception(kind, error, trace)
-            else:
-                sys.excepthook(kind, error, trace)
-        finally:
-            sys.exit(1)
+            traceback.print_exception(kind, error, trace)
+        else:
+            sys.excepthook(kind, error, trace)
+        sys.exit(1)
 
 
 _run()

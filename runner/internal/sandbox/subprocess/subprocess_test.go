@@ -12,7 +12,7 @@ import (
 )
 
 func TestQuick(t *testing.T) {
-	b, err := New(Config{DataDir: t.TempDir(), RunnerID: "quick", InitPath: "/tmp/bwinit"})
+	b, err := New(Config{DataDir: t.TempDir(), RunnerID: "quick", InitPath: "/tmp/bwinit-dbg"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func TestQuick(t *testing.T) {
 		p.Stdout, p.Stderr = &out, &errb
 		begin := time.Now()
 		e, err := s.Exec(t.Context(), p)
-		t.Logf("%v: %+v %v file=%+v\nOUT %s\nERR %s", time.Since(begin), e, err, e.File, out.String(), errb.String())
+		fmt.Printf("%v: %+v %v file=%+v\nOUT %s\nERR %s\n", time.Since(begin), e, err, e.File, out.String(), errb.String())
 	}
 	run(sandbox.Process{Program: sandbox.Bash, InArgv: true, Script: []byte("id; echo hi $0; ls -la / /workspace /proc/self/fd; mount; cat /proc/self/status; env; cat /proc/self/cgroup; ps aux")})
 	run(sandbox.Process{Program: sandbox.Bash, Script: []byte("echo $0\nfoo; ls /proc/self/fd; echo $REPLY; return 3")})
