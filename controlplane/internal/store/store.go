@@ -26,7 +26,7 @@ import (
 // Config says where the database is.
 type Config struct {
 	URL      string        // "sqlite:///abs/path.db" or "postgres://…"; may hold a password, so it is never shown
-	MaxConns int           // connections kept; 0: 8 for SQLite, 16 for PostgreSQL
+	MaxConns int           // connections kept; 0: 4 for SQLite, 16 for PostgreSQL
 	Timeout  time.Duration // the longest that one read or transaction may take; 0: 10 s
 }
 
@@ -38,6 +38,7 @@ type DB struct {
 	dialect  goose.Dialect
 	timeout  time.Duration
 	migrated atomic.Bool
+	prepared prepared
 	writer   chan struct{} // SQLite: held by the one transaction that writes; nil on PostgreSQL
 }
 
@@ -77,7 +78,7 @@ func New(cfg Config) (*DB, error) {
 		return nil, err
 	}
 	if cfg.MaxConns > 0 {
-		db.limit(cfg.MaxConns)
+		db.limit(max(2, cfg.MaxConns)) // a migration takes two
 	}
 	return db, nil
 }
@@ -110,7 +111,7 @@ func (db *DB) openSQLite(u *url.URL) error {
 		return fault.Wrap(err, fault.Unavailable, "the database file can't be opened")
 	}
 	db.db, db.dialect, db.writer = sqlite, goose.DialectSQLite3, make(chan struct{}, 1)
-	db.limit(8)
+	db.limit(4)
 	return nil
 }
 
@@ -195,12 +196,22 @@ func (db *DB) bounded(ctx context.Context) (context.Context, context.CancelFunc,
 
 // get reads one row into dest; sql.ErrNoRows when there is none.
 func (db *DB) get(ctx context.Context, dest any, query string, args ...any) error {
-	return db.read(ctx, func(ctx context.Context) error { return db.db.GetContext(ctx, dest, query, args...) })
+	return db.read(ctx, func(ctx context.Context) error {
+		if s := db.prepared.learn(ctx, db.db, query); s != nil {
+			return s.GetContext(ctx, dest, args...)
+		}
+		return db.db.GetContext(ctx, dest, query, args...)
+	})
 }
 
 // all reads every row into dest, a pointer to an empty slice.
 func (db *DB) all(ctx context.Context, dest any, query string, args ...any) error {
-	err := db.read(ctx, func(ctx context.Context) error { return db.db.SelectContext(ctx, dest, query, args...) })
+	err := db.read(ctx, func(ctx context.Context) error {
+		if s := db.prepared.learn(ctx, db.db, query); s != nil {
+			return s.SelectContext(ctx, dest, args...)
+		}
+		return db.db.SelectContext(ctx, dest, query, args...)
+	})
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil
 	}
@@ -215,7 +226,7 @@ func (db *DB) read(ctx context.Context, query func(context.Context) error) error
 	defer cancel()
 	err = query(ctx)
 	for range staleRetries {
-		if !stale(err) {
+		if !stale(err) && !db.prepared.forget(err) {
 			break
 		}
 		err = query(ctx)
@@ -259,7 +270,9 @@ func (db *DB) tx(ctx context.Context, work func(ctx context.Context, tx sqlx.Ext
 		case conflicted(err) && conflicts < conflictRetries:
 			conflicts++
 			pause(ctx, conflicts)
-		case stale(err) && !committing && dead < staleRetries: // while committing it may have happened
+		case committing: // it may have happened
+			return border(err)
+		case dead < staleRetries && (stale(err) || db.prepared.forget(err)):
 			dead++
 		default:
 			return border(err)
@@ -269,15 +282,22 @@ func (db *DB) tx(ctx context.Context, work func(ctx context.Context, tx sqlx.Ext
 
 // once tries the transaction once; committing tells an error of the commit.
 func (db *DB) once(ctx context.Context, work func(context.Context, sqlx.ExtContext) error) (committing bool, err error) {
-	tx, err := db.db.BeginTxx(ctx, nil)
+	begun, err := db.db.BeginTxx(ctx, nil)
 	if err != nil {
 		return false, err
 	}
-	defer tx.Rollback() // nothing to do after the commit
+	defer begun.Rollback() // nothing to do after the commit
+	tx := &transaction{Tx: begun, prepared: &db.prepared}
 	if err := work(ctx, tx); err != nil {
 		return false, err
 	}
-	return true, tx.Commit()
+	if err := tx.Commit(); err != nil {
+		return true, err
+	}
+	for _, query := range tx.missed {
+		db.prepared.learn(ctx, db.db, query)
+	}
+	return true, nil
 }
 
 // pause waits a few milliseconds, longer and by chance with each attempt.
