@@ -36,8 +36,9 @@ import (
 
 // rig is a dispatcher on a real bus, with services that remember.
 type rig struct {
-	t      *testing.T
+	t      testing.TB
 	dir    string
+	tcp    bool // the dispatcher reaches the bus from outside, as in a cluster
 	nats   *embeddednats.Server
 	d      *Dispatcher
 	s      *services
@@ -45,7 +46,7 @@ type rig struct {
 	public ed25519.PublicKey
 }
 
-func newRig(t *testing.T, change ...func(*Dispatcher)) *rig {
+func newRig(t testing.TB, change ...func(*Dispatcher)) *rig {
 	t.Helper()
 	r := &rig{t: t, dir: t.TempDir(), s: &services{owners: map[string]session.Claim{}}}
 	r.startBus()
@@ -65,7 +66,11 @@ func (r *rig) startBus() {
 
 func (r *rig) startDispatcher(change ...func(*Dispatcher)) {
 	r.t.Helper()
-	nc, err := bus.Connect("cp", r.nats.Access(), slog.New(slog.DiscardHandler))
+	connect := func() (*nats.Conn, error) { return r.nats.Connect("cp") }
+	if r.tcp {
+		connect = func() (*nats.Conn, error) { return bus.Connect("cp", r.nats.Access(), slog.New(slog.DiscardHandler)) }
+	}
+	nc, err := connect()
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -100,7 +105,7 @@ func (r *rig) startDispatcher(change ...func(*Dispatcher)) {
 
 func newID() string { id := uuid.Must(uuid.NewV7()); return hex.EncodeToString(id[:]) }
 
-func eventually(t *testing.T, what string, ok func() bool) {
+func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
