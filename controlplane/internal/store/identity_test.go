@@ -15,6 +15,7 @@ import (
 
 	"github.com/bigwave/bigwave/controlplane/internal/identity"
 	"github.com/bigwave/bigwave/controlplane/internal/page"
+	"github.com/bigwave/bigwave/controlplane/internal/session"
 	"github.com/bigwave/bigwave/controlplane/internal/store"
 	"github.com/bigwave/bigwave/controlplane/internal/store/storetest"
 	"github.com/bigwave/bigwave/shared/fault"
@@ -434,6 +435,37 @@ func TestOneOfManyGetsAName(t *testing.T) {
 		wg.Wait()
 		if made.Load() != 1 || taken.Load() != 31 {
 			t.Errorf("%d were made and %d refused", made.Load(), taken.Load())
+		}
+	})
+}
+
+func TestAWorkspaceWithAnOpenSessionStays(t *testing.T) {
+	storetest.Run(t, func(t *testing.T, db *store.DB) {
+		s, _ := people(db)
+		ctx, admin := t.Context(), root(t, s)
+		workspace(t, s, "acme")
+		open := session.Session{ID: "ses_1", Workspace: "acme", Owner: "usr_1", Status: session.New, CreatedAt: time.Now(), ExpiresAt: time.Now()}
+		if err := db.InsertSession(ctx, open, event("acme", "session.created")); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.DeleteWorkspace(ctx, admin, "acme"); !wants(err, fault.Conflict) {
+			t.Errorf("with an open session: got %v", err)
+		}
+		closed := open
+		closed.ID, closed.Status = "ses_2", session.Closed
+		workspace(t, s, "bolt")
+		closed.Workspace = "bolt"
+		if err := db.InsertSession(ctx, closed, event("bolt", "session.created")); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.DeleteWorkspace(ctx, admin, "bolt"); err != nil {
+			t.Errorf("with a closed session: got %v", err)
+		}
+		if _, err := db.Session(ctx, "ses_2"); !wants(err, fault.NotFound) {
+			t.Errorf("the closed session of a workspace that is gone: got %v", err)
+		}
+		if err := db.InsertSession(ctx, closed, event("bolt", "session.created")); !wants(err, fault.NotFound) {
+			t.Errorf("a session in a workspace that is gone: got %v", err)
 		}
 	})
 }
