@@ -173,18 +173,24 @@ func TestHostileJSONIsAnsweredFast(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := a.in(t)
-			began := time.Now()
 			res := a.admin("POST", "/v1/agent-sessions/"+ses+"/run?wait=0", tc.body)
-			took := time.Since(began)
+			took := a.lastTook()
 			if res.status != tc.status && !(tc.status == 200 && res.status == 202) {
 				t.Errorf("got %d, want %d: %s", res.status, tc.status, clip(res.body))
 			}
-			if took > 2*time.Second {
+			if took > 5*time.Second { // what is quadratic takes minutes
 				t.Errorf("took %v", took)
 			}
 			t.Logf("%d bytes, %v", len(tc.body), took)
 		})
 	}
+}
+
+// lastTook is how long the last logged request took to be answered.
+func (a *api) lastTook() time.Duration {
+	log := strings.TrimSpace(a.log.String())
+	d, _ := time.ParseDuration(log[strings.LastIndex(log, "took=")+len("took="):])
+	return d
 }
 
 func TestASlowBodyIsGivenUp(t *testing.T) {

@@ -28,7 +28,7 @@ func newList[D, T any](items []D, next string, convert func(D) T) list[T] {
 // marshal writes v with empty lists and maps as [] and {}, and keys in a
 // steady order.
 func marshal(v any) ([]byte, error) {
-	return json.Marshal(v, json.Deterministic(true), jsontext.AllowInvalidUTF8(true))
+	return json.Marshal(v, json.Deterministic(true), jsontext.AllowInvalidUTF8(true), jsontext.AllowDuplicateNames(true))
 }
 
 func write(c echo.Context, status int, v any) error {

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
 
+	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/labstack/echo/v4"
 
@@ -42,9 +44,37 @@ type Runs interface {
 }
 
 type startRunRequest struct {
-	ToolCalls given[[]given[toolCall]] `json:"tool_calls"`
-	Parallel  given[bool]              `json:"parallel"`
-	Stream    given[bool]              `json:"stream"`
+	ToolCalls given[callList] `json:"tool_calls"`
+	Parallel  given[bool]     `json:"parallel"`
+	Stream    given[bool]     `json:"stream"`
+}
+
+// callList keeps at most one call too many.
+type callList []given[toolCall]
+
+// UnmarshalJSONFrom skips what is past the cap.
+func (l *callList) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
+	if dec.PeekKind() != '[' {
+		return &jsonv2.SemanticError{JSONKind: dec.PeekKind(), JSONPointer: dec.StackPointer(), GoType: reflect.TypeFor[[]toolCall]()}
+	}
+	if _, err := dec.ReadToken(); err != nil {
+		return err
+	}
+	for dec.PeekKind() != ']' {
+		if len(*l) > maxCalls {
+			if err := dec.SkipValue(); err != nil {
+				return err
+			}
+			continue
+		}
+		var c given[toolCall]
+		if err := jsonv2.UnmarshalDecode(dec, &c); err != nil {
+			return err
+		}
+		*l = append(*l, c)
+	}
+	_, err := dec.ReadToken()
+	return err
 }
 
 type toolCall struct {

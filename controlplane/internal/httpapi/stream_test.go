@@ -117,13 +117,15 @@ func collect(events iter.Seq[sse]) (out []sse) {
 }
 
 // outputs joins the text of one stream of one call.
-func outputs(events []sse, call, stream string) (text string, exact []byte) {
+func outputs(events []sse, call, stream string) (string, []byte) {
+	var text strings.Builder
+	var exact []byte
 	for _, e := range events {
 		if e.name != "call.output" || e.data["call_id"] != call || e.data["stream"] != stream {
 			continue
 		}
 		s := e.data["text"].(string)
-		text += s
+		text.WriteString(s)
 		if b, ok := e.data["base64"].(string); ok {
 			raw, _ := base64.StdEncoding.DecodeString(b)
 			exact = append(exact, raw...)
@@ -131,7 +133,7 @@ func outputs(events []sse, call, stream string) (text string, exact []byte) {
 			exact = append(exact, s...)
 		}
 	}
-	return text, exact
+	return text.String(), exact
 }
 
 const twoCalls = `{"stream":true,"tool_calls":[{"id":"c1","name":"x","arguments":{}},{"id":"c2","name":"y","arguments":{}}]}`
