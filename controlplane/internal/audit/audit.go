@@ -38,10 +38,12 @@ const (
 	SessionStarted  = "session.started"
 	SessionFailed   = "session.failed"
 	SessionEnded    = "session.ended"
+	SessionLost     = "session.lost"
+	SessionIdle     = "session.idle" // without a sandbox again, nothing lost
 	SessionClosed   = "session.closed"
 	RunStarted      = "run.started"
 	RunCancelled    = "run.cancelled"
 	CallFinished    = "call.finished"
-	ResultRejected  = "result.rejected"
+	ResultRejected  = "result_rejected"
 	OrderRejected   = "order.rejected"
 )

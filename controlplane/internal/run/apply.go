@@ -165,7 +165,7 @@ func (o Outcome) same(c Call) bool {
 func (s *Service) reject(ctx context.Context, o Outcome, workspace string, err error) error {
 	e := audit.Event{
 		ID: "aud_" + s.NewID(), At: s.Now(), Workspace: workspace, Actor: session.Text("runner:" + o.Runner),
-		Action: "result_rejected", Object: session.Text(o.Call), Outcome: fault.From(err).PublicCode(), Detail: fault.From(err).Message,
+		Action: audit.ResultRejected, Object: session.Text(o.Call), Outcome: fault.From(err).PublicCode(), Detail: fault.From(err).Message,
 	}
 	if insertErr := s.Store.InsertEvent(ctx, e); insertErr != nil {
 		return insertErr // the report comes again and is recorded then

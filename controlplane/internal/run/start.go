@@ -40,7 +40,7 @@ func (s *Service) Start(ctx context.Context, p identity.Principal, sessionID str
 		Run: r, Principal: p, MaxOpen: s.MaxOpen, StartBy: now.Add(s.ClaimWait),
 		Event: audit.Event{
 			ID: "aud_" + s.NewID(), At: now, Workspace: r.Workspace, Actor: r.Owner,
-			Action: "run.started", Object: r.ID, Outcome: "ok", Detail: r.Session,
+			Action: audit.RunStarted, Object: r.ID, Outcome: audit.OK, Detail: r.Session,
 		},
 	})
 	if err != nil {

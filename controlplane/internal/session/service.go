@@ -177,7 +177,7 @@ func (s *Service) Create(ctx context.Context, p identity.Principal, n NewSession
 		ID: "ses_" + s.NewID(), Workspace: p.Workspace, Owner: p.UserID, Status: New,
 		IdleTTL: idle, CreatedAt: now, LastUsedAt: now, ExpiresAt: now.Add(ttl),
 	}
-	if err := s.Store.InsertSession(ctx, c, s.event(c, p.UserID, "session.created", "ok", "")); err != nil {
+	if err := s.Store.InsertSession(ctx, c, s.event(c, p.UserID, audit.SessionCreated, audit.OK, "")); err != nil {
 		return Session{}, err
 	}
 	return c, nil
@@ -239,7 +239,7 @@ func (s *Service) close(ctx context.Context, c Session, actor, reason string, mo
 	e.Cancel = "session_closed"
 	e.Pending = Verdict{Status: "cancelled", Code: fault.Cancelled, Message: "the session was closed before the call was sent"}
 	e.At, e.NewID = s.Now(), s.NewID
-	e.Event = s.event(c, actor, "session.closed", "ok", reason)
+	e.Event = s.event(c, actor, audit.SessionClosed, audit.OK, reason)
 	closed, ended, err := s.Store.EndSession(ctx, e)
 	if err != nil {
 		return err
@@ -283,7 +283,7 @@ func (s *Service) Claim(ctx context.Context, c Claim) (Grant, error) {
 		PolicyDigest: p.Digest(), WallClockSeconds: p.WallClockSeconds, OutputBytesLimit: p.OutputBytesLimit,
 		StartBy: s.Now().Add(orDuration(s.StartTimeout, 20*time.Second)),
 	}
-	e := s.event(found, "runner:"+c.Runner, "session.claimed", "ok", "")
+	e := s.event(found, "runner:"+c.Runner, audit.SessionClaimed, audit.OK, "")
 	e.PolicyDigest = t.PolicyDigest
 	granted, err := s.Store.ClaimSession(ctx, c, t, e)
 	if err != nil {
@@ -295,26 +295,27 @@ func (s *Service) Claim(ctx context.Context, c Claim) (Grant, error) {
 // Started makes a claimed session live. A repeated report changes nothing; a
 // report of anybody but the holder is refused with fault.Conflict and recorded.
 func (s *Service) Started(ctx context.Context, c Claim, b Sandbox) error {
-	found, err := s.held(ctx, c, "session.started")
+	found, err := s.held(ctx, c, audit.SessionStarted)
 	if err != nil {
 		return err
 	}
 	if found.Status == Live {
 		return nil
 	}
-	e := s.event(found, "runner:"+c.Runner, "session.started", "ok", "")
+	e := s.event(found, "runner:"+c.Runner, audit.SessionStarted, audit.OK, "")
 	e.PolicyDigest = b.PolicyDigest
 	if _, err := s.Store.SessionStarted(ctx, c, b, e); err != nil {
-		return s.refused(ctx, c, found, "session.started", err)
+		return s.refused(ctx, c, found, audit.SessionStarted, err)
 	}
 	s.Runs.SessionChanged(c.Session, nil)
 	return nil
 }
 
 // StartFailed gives a claimed session back: the calls that wait for it end as
-// start_failed with the runner's reason, and the next run tries again.
+// start_failed with the runner's reason, and the next run tries again. A
+// runner that is full only sends them on to the next.
 func (s *Service) StartFailed(ctx context.Context, c Claim, code, field, message string) error {
-	found, err := s.held(ctx, c, "session.failed")
+	found, err := s.held(ctx, c, audit.SessionFailed)
 	if err != nil {
 		return err
 	}
@@ -322,22 +323,25 @@ func (s *Service) StartFailed(ctx context.Context, c Claim, code, field, message
 	if _, ok := fault.Codes[known]; !ok {
 		known = fault.StartFailed
 	}
-	return s.end(ctx, c, found, Ending{
+	e := Ending{
 		From: []Status{Starting}, To: Idle, Reason: string(known), Raise: true,
-		Pending: Verdict{Status: "start_failed", Code: known, Field: clip(field), Message: Text(message)},
-		Event:   s.event(found, "runner:"+c.Runner, "session.start_failed", string(known), Text(message)),
-	})
+		Event: s.event(found, "runner:"+c.Runner, audit.SessionFailed, string(known), Text(message)),
+	}
+	if known != fault.Capacity { // else those who wait ask again, as long as they have patience
+		e.Pending = Verdict{Status: "start_failed", Code: known, Field: clip(field), Message: Text(message)}
+	}
+	return s.end(ctx, c, found, e)
 }
 
 // Ended records that a sandbox is gone. The files went with it, so a live
 // session is lost; what was open may or may not have run to its end.
 func (s *Service) Ended(ctx context.Context, c Claim, code, message string) error {
-	found, err := s.held(ctx, c, "session.ended")
+	found, err := s.held(ctx, c, audit.SessionEnded)
 	if err != nil {
 		return err
 	}
 	reason := clip(code)
-	event := s.event(found, "runner:"+c.Runner, "session.ended", reason, Text(message))
+	event := s.event(found, "runner:"+c.Runner, audit.SessionEnded, reason, Text(message))
 	switch found.Status {
 	case Starting:
 		return s.end(ctx, c, found, Ending{From: []Status{Starting}, To: Idle, Reason: reason, Raise: true, Event: event})
@@ -390,7 +394,7 @@ func (s *Service) refused(ctx context.Context, c Claim, found Session, action st
 	if !fault.Is(err, fault.Conflict) {
 		return err
 	}
-	e := s.event(found, "runner:"+c.Runner, "result_rejected", "conflict", action+": "+fault.From(err).Message)
+	e := s.event(found, "runner:"+c.Runner, audit.ResultRejected, "conflict", action+": "+fault.From(err).Message)
 	if insertErr := s.Store.InsertEvent(ctx, e); insertErr != nil {
 		return insertErr // the report comes again and is recorded then
 	}
@@ -434,7 +438,7 @@ func (s *Service) Sweep(ctx context.Context) error {
 		_, ended, err := s.Store.EndSession(ctx, Ending{
 			Session: c.ID, From: []Status{Starting}, Epoch: c.Epoch, Unused: true, LastUsed: c.LastUsedAt,
 			To: Idle, Reason: StartExpired, Raise: true, At: s.Now(), NewID: s.NewID,
-			Event: s.event(c, "controlplane", "session.start_expired", StartExpired, "deadline passed and no run waits"),
+			Event: s.event(c, "controlplane", audit.SessionIdle, StartExpired, "deadline passed and no run waits"),
 		})
 		if err == nil {
 			s.Runs.SessionChanged(c.ID, ended)

@@ -407,7 +407,7 @@ func auditRefused(ctx context.Context, tx sqlx.ExtContext, r run.Run, e audit.Ev
 		if !c.Status.Final() {
 			continue
 		}
-		e.ID, e.Action, e.Object, e.Outcome = "aud_"+strings.TrimPrefix(c.ID, "call_"), "call.finished", c.ID, string(c.Status)
+		e.ID, e.Action, e.Object, e.Outcome = "aud_"+strings.TrimPrefix(c.ID, "call_"), audit.CallFinished, c.ID, string(c.Status)
 		e.Detail = "refused before dispatch"
 		if err := auditInsert(ctx, tx, e); err != nil {
 			return err
@@ -541,7 +541,7 @@ func endingOf(f run.Finish) ending {
 // event is the record of a call's end.
 func (e ending) event(call, workspace, outcome, digest string) audit.Event {
 	return audit.Event{
-		ID: "aud_" + e.newID(), At: e.at, Workspace: workspace, Actor: e.actor, Action: "call.finished",
+		ID: "aud_" + e.newID(), At: e.at, Workspace: workspace, Actor: e.actor, Action: audit.CallFinished,
 		Object: call, Outcome: outcome, PolicyDigest: digest, Detail: e.detail,
 	}
 }
@@ -680,8 +680,8 @@ func (db *DB) CancelRun(ctx context.Context, r run.Run, reason string, v session
 			return err
 		}
 		return auditInsert(ctx, tx, audit.Event{
-			ID: "aud_" + f.NewID(), At: f.At, Workspace: r.Workspace, Actor: f.Actor, Action: "run.cancelled",
-			Object: r.ID, Outcome: "ok", Detail: f.Detail,
+			ID: "aud_" + f.NewID(), At: f.At, Workspace: r.Workspace, Actor: f.Actor, Action: audit.RunCancelled,
+			Object: r.ID, Outcome: audit.OK, Detail: f.Detail,
 		})
 	})
 	if err != nil {
@@ -703,8 +703,12 @@ func (db *DB) LoseRunner(ctx context.Context, l run.Loss) ([]session.EndedCall, 
 		}
 		for _, r := range rows {
 			sessions = append(sessions, r.ID)
+			action := audit.SessionLost
+			if session.Status(r.Status) == session.Idle {
+				action = audit.SessionIdle
+			}
 			err := auditInsert(ctx, tx, audit.Event{
-				ID: "aud_" + l.NewID(), At: l.At, Workspace: r.Workspace, Actor: l.Actor, Action: "session." + r.Status,
+				ID: "aud_" + l.NewID(), At: l.At, Workspace: r.Workspace, Actor: l.Actor, Action: action,
 				Object: r.ID, Outcome: string(fault.RunnerLost), PolicyDigest: r.PolicyDigest, Detail: l.Detail + " of " + l.Runner,
 			})
 			if err != nil {
