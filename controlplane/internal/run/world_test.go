@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/bigwave/bigwave/controlplane/internal/audit"
 	"github.com/bigwave/bigwave/controlplane/internal/identity"
 	"github.com/bigwave/bigwave/controlplane/internal/policy"
 	"github.com/bigwave/bigwave/controlplane/internal/run"
@@ -418,4 +419,8 @@ func (r *runner) mostStarts() int {
 		most = max(most, n)
 	}
 	return most
+}
+
+func event() audit.Event {
+	return audit.Event{ID: "aud_" + newID(), At: time.Now(), Workspace: "default", Actor: "test", Action: "test"}
 }
