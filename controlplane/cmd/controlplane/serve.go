@@ -126,7 +126,7 @@ func wire(cfg config.Config, log *slog.Logger, signer *envelope.Signer, db *stor
 		Store: db, Policies: policies, Runs: run, Stopper: d,
 		IdleTTL: cfg.SessionIdleTTL, TTL: cfg.SessionTTL, Now: time.Now, NewID: newID, Log: log,
 	}
-	d.Sessions, d.Runs, d.Fleet, machines.Runs = sessions, run, machines, run
+	d.Sessions, d.Runs, d.Fleet, machines.Runs = newStartTimer(sessions, metrics), run, machines, run
 
 	return &parts{
 		db: db, dispatcher: d, sessions: sessions, runs: run, fleet: machines,
@@ -139,7 +139,7 @@ func wire(cfg config.Config, log *slog.Logger, signer *envelope.Signer, db *stor
 			Ready: func(ctx context.Context) map[string]error {
 				return map[string]error{"database": db.Ready(ctx), "bus": d.Ready(ctx)}
 			},
-			Log: log, Metrics: metrics,
+			Counts: db.Counts, Log: log, Metrics: metrics,
 		}),
 	}, nil
 }

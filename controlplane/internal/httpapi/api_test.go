@@ -71,7 +71,7 @@ func newAPI(t *testing.T, options ...option) *api {
 		Registry: func(ctx context.Context, workspace string) (tool.Registry, error) {
 			return tool.Merge(ctx, workspace, builtins, tools)
 		},
-		Sessions: a.runs.sessions(), Runs: a.runs, Events: a.runs.watch, Fleet: &a.fleet, Audit: db,
+		Sessions: a.runs.sessions(), Runs: a.runs, Events: a.runs.watch, Fleet: &a.fleet, Audit: db, Counts: db.Counts,
 		Ready: func(context.Context) map[string]error { return a.ready },
 		Log:   slog.New(slog.NewTextHandler(a.log, &slog.HandlerOptions{Level: slog.LevelDebug})), Metrics: prometheus.NewRegistry(),
 	}

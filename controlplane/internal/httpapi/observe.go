@@ -23,27 +23,25 @@ func requestID(c echo.Context) string {
 
 // observe is outermost: it names the request, bounds its body in time, turns
 // a panic into an error, writes the error, and counts and logs what came out.
-func (s *Server) observe(o *observer) echo.MiddlewareFunc {
-	return func(next echo.HandlerFunc) echo.HandlerFunc {
-		return func(c echo.Context) error {
-			began := s.Now()
-			id := "req_" + rand.Text()
-			c.Set(keyRequestID, id)
-			h := c.Response().Header()
-			h.Set("X-Request-Id", id)
-			h.Set("X-Content-Type-Options", "nosniff")
-			h.Set("Cache-Control", "no-store")
-			if c.Request().ContentLength != 0 {
-				_ = http.NewResponseController(c.Response()).SetReadDeadline(time.Now().Add(s.BodyTimeout))
-			}
-			if err := caught(next, c); err != nil {
-				s.writeError(err, c)
-			}
-			took := s.Now().Sub(began)
-			o.request(c, took)
-			s.logRequest(c, took)
-			return nil
+func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		began := s.Now()
+		id := "req_" + rand.Text()
+		c.Set(keyRequestID, id)
+		h := c.Response().Header()
+		h.Set("X-Request-Id", id)
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Cache-Control", "no-store")
+		if c.Request().ContentLength != 0 {
+			_ = http.NewResponseController(c.Response()).SetReadDeadline(time.Now().Add(s.BodyTimeout))
 		}
+		if err := caught(next, c); err != nil {
+			s.writeError(err, c)
+		}
+		took := s.Now().Sub(began)
+		s.observer.request(c, took)
+		s.logRequest(c, took)
+		return nil
 	}
 }
 

@@ -456,11 +456,14 @@ func TestMetricsNameRoutesNotIDs(t *testing.T) {
 	a.admin("GET", "/v1/agent-sessions/"+ses, "").want(200)
 	a.admin("GET", "/nothing/at/all", "")
 	a.do("GET", "/v1/agent-sessions/"+ses, "", "")
+	a.admin("POST", "/v1/agent-sessions/"+ses+"/run", oneCall).want(200)
+	a.admin("POST", "/v1/agent-sessions/"+ses+"/run", twoCalls).want(200)
 	got := string(a.admin("GET", "/metrics", "").want(200).body)
 	for _, want := range []string{
 		`bigwave_http_requests_total{method="GET",route="/v1/agent-sessions/:session",status="200"} 1`,
 		`bigwave_http_requests_total{method="any",route="unmatched",status="404"} 1`,
 		`bigwave_http_requests_total{method="any",route="unmatched",status="401"} 1`,
+		`bigwave_run_seconds_count{status="finished"} 2`,
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %s", want)

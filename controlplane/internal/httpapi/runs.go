@@ -183,6 +183,7 @@ func (s *Server) answerRun(c echo.Context, r run.Run, wait *time.Duration) error
 	if err != nil {
 		return err
 	}
+	s.observer.ended(r)
 	if r.Status.Final() {
 		return write(c, http.StatusOK, newRunResponse(r))
 	}

@@ -40,14 +40,17 @@ type Server struct {
 	// Ready names each part that requests need, with what is wrong with it or
 	// nil.
 	Ready   func(ctx context.Context) map[string]error
+	Counts  Counts
 	Log     *slog.Logger
-	Metrics *prometheus.Registry
+	Metrics *prometheus.Registry // /metrics shows what is registered here
 
 	Now          func() time.Time // default time.Now
 	BodyTimeout  time.Duration    // for a whole request body; default 30 s
 	WriteTimeout time.Duration    // for one write to a stream's reader; default 15 s
 	Heartbeat    time.Duration    // between comments on a quiet stream; default 15 s
 	Idle         time.Duration    // after so long without an event a stream looks at the run itself; default 2 s
+
+	observer *observer
 }
 
 // New returns the API as a handler.
@@ -61,8 +64,8 @@ func New(s Server) http.Handler {
 	}
 	e := echo.New()
 	e.HTTPErrorHandler = s.writeError
-	o := newObserver(s.Metrics)
-	e.Pre(s.observe(o), s.authenticate, cleanPath)
+	s.observer = newObserver(s.Metrics)
+	e.Pre(s.observe, s.authenticate, cleanPath)
 	for _, r := range routes {
 		e.Add(r.Method, r.Path, func(c echo.Context) error { return r.handle(&s, c) }, allow(r.Access))
 	}

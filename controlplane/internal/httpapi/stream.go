@@ -62,7 +62,7 @@ func (s *Server) stream(c echo.Context, r run.Run, from resume) error {
 	defer cancel()
 
 	w := &watcher{s: s, c: c, run: r, from: from, text: newJoiner(from), sent: map[string]bool{}, seq: from.after, last: from.id}
-	if r.Status.Final() {
+	if w.late = r.Status.Final() || c.Request().Method == http.MethodGet; r.Status.Final() {
 		return w.replay(ctx, events)
 	}
 	if err := w.open(); err != nil {
@@ -109,8 +109,8 @@ type watcher struct {
 	seq  uint64          // of the event before
 	last string          // the id to write
 
-	begun  bool // run.started was written
-	opened bool
+	begun bool // run.started was written
+	late  bool // the client did not start the run with this stream
 }
 
 // errOver ends a stream that has said everything.
@@ -349,6 +349,9 @@ func (w *watcher) runFinished() error {
 	if err := w.send(runFinished, runData{Run: newRunResponse(w.run)}); err != nil {
 		return err
 	}
+	if !w.late {
+		w.s.observer.ended(w.run)
+	}
 	return errOver
 }
 
@@ -357,7 +360,6 @@ func (w *watcher) open() error {
 	h := w.c.Response().Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("X-Accel-Buffering", "no")
-	w.opened = true
 	w.c.Response().WriteHeader(http.StatusOK)
 	return w.flush()
 }
