@@ -207,14 +207,26 @@ func (w *watcher) look(ctx context.Context) error {
 	if err := w.load(ctx); err != nil || !w.run.Status.Final() {
 		return err
 	}
-	if w.from.after == 0 {
-		for _, c := range w.run.Calls {
-			if err := w.callFinished(c); err != nil {
-				return err
-			}
-		}
+	if err := w.missed(); err != nil {
+		return err
 	}
 	return w.runFinished()
+}
+
+// missed writes the ends of calls whose events were lost.
+func (w *watcher) missed() error {
+	if w.from.after > 0 { // the client may have seen them
+		return nil
+	}
+	if err := w.begin(); err != nil {
+		return err
+	}
+	for _, c := range w.run.Calls {
+		if err := w.callFinished(c); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (w *watcher) load(ctx context.Context) error {
@@ -236,6 +248,9 @@ func (w *watcher) event(ctx context.Context, e Event) error {
 	}
 	if e.Kind == runFinished {
 		if err := w.load(ctx); err != nil || !w.run.Status.Final() {
+			return err
+		}
+		if err := w.missed(); err != nil {
 			return err
 		}
 		w.last = strconv.FormatUint(e.Seq, 10)
