@@ -48,6 +48,11 @@ func (s *Service) Start(ctx context.Context, p identity.Principal, sessionID str
 		return Run{}, err
 	}
 	s.Dispatcher.Notify(r.Session, Notice{Kind: RunStarted, Run: r.ID})
+	for _, call := range r.Calls {
+		if call.Status.Final() { // refused before dispatch
+			s.Dispatcher.Notify(r.Session, Notice{Kind: CallFinished, Run: r.ID, Call: call.ID})
+		}
+	}
 	if r.Status.Final() {
 		s.dismiss(d)
 		s.Dispatcher.Notify(r.Session, Notice{Kind: RunFinished, Run: r.ID})
