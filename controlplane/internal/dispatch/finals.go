@@ -16,11 +16,12 @@ import (
 )
 
 const (
-	lanes     = 16               // reports worked on side by side
-	laneDepth = 32               // reports that wait in each lane
-	pullAhead = 256              // reports on their way to this replica
-	holdFor   = 25 * time.Second // how long a report is tried here before another replica may
-	maxTries  = 50               // deliveries after which a report that we can't take is dropped
+	lanes       = 16               // reports worked on side by side
+	laneDepth   = 32               // reports that wait in each lane
+	pullAhead   = 256              // reports on their way to this replica
+	holdFor     = 25 * time.Second // how long a report is tried here before another replica may
+	takeTimeout = 10 * time.Second // for one try
+	maxTries    = 50               // deliveries after which a report that we can't take is dropped
 )
 
 // consume hands on reports until ctx ends or the consumer has to be looked
@@ -57,7 +58,7 @@ func (d *Dispatcher) consume(ctx context.Context) error {
 		case <-d.broken:
 		case err = <-failed:
 		}
-		cc.Stop()
+		cc.Drain() // what is here already is taken, or given back
 		<-cc.Closed()
 	}
 	for i := range lane {
@@ -108,7 +109,7 @@ func (d *Dispatcher) openReport(subject string, data []byte) (wire.Report, error
 
 // take hands a report on. What was begun is finished even when ctx ends.
 func (d *Dispatcher) take(ctx context.Context, m jetstream.Msg, r wire.Report) verdict {
-	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalsAckWait/2)
+	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeTimeout)
 	defer cancel()
 	err := d.apply(work, r)
 	switch {

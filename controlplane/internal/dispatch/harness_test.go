@@ -48,7 +48,7 @@ type rig struct {
 
 func newRig(t testing.TB, change ...func(*Dispatcher)) *rig {
 	t.Helper()
-	r := &rig{t: t, dir: t.TempDir(), s: &services{owners: map[string]session.Claim{}}}
+	r := &rig{t: t, tcp: true, dir: t.TempDir(), s: &services{owners: map[string]session.Claim{}}}
 	r.startBus()
 	r.startDispatcher(change...)
 	return r
