@@ -121,7 +121,8 @@ CREATE TABLE runs (
 	lease_until       BIGINT NOT NULL DEFAULT 0
 );
 CREATE INDEX runs_session ON runs (session_id, id);
-CREATE INDEX runs_lease ON runs (status, lease_until);
+CREATE INDEX runs_open ON runs (lease_until) WHERE status IN ('queued', 'running');
+CREATE INDEX runs_finished ON runs (session_id, finished_at); -- 0 while open
 
 CREATE TABLE calls (
 	id             TEXT PRIMARY KEY,

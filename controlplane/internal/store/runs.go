@@ -222,7 +222,7 @@ const (
 		SELECT CAST($1 AS TEXT), CAST($2 AS TEXT), CAST($3 AS TEXT), CAST($4 AS TEXT), CAST($5 AS TEXT),
 			CAST($6 AS BOOLEAN), CAST($7 AS BIGINT), CAST($8 AS BIGINT), CAST($9 AS BIGINT), CAST($10 AS BIGINT),
 			CAST($11 AS BIGINT), CAST($12 AS TEXT), CAST($13 AS BIGINT)
-		WHERE (SELECT COUNT(*) FROM runs WHERE session_id = $2 AND status IN ('queued', 'running')) < $14`
+		WHERE (SELECT COUNT(*) FROM runs WHERE session_id = $2 AND finished_at = 0) < $14`
 	insertCalls = `
 		INSERT INTO calls (id, client_id, run_id, session_id, workspace_id, idx, name, arguments, status, epoch,
 			runner, incarnation, sent_at, error_code, error_message, error_field, retryable) VALUES `
@@ -267,7 +267,7 @@ const (
 		WHERE id = $1 AND status IN ('queued', 'running')`
 	cancelRunsOfSession = `
 		UPDATE runs SET cancel_reason = CASE WHEN cancel_reason = '' THEN $2 ELSE cancel_reason END
-		WHERE session_id = $1 AND status IN ('queued', 'running')`
+		WHERE session_id = $1 AND finished_at = 0 AND status IN ('queued', 'running')`
 	sendCall = `
 		UPDATE calls SET status = 'sent', epoch = $2, runner = $3, incarnation = $4, sent_at = $5
 		WHERE id = $1 AND run_id = $6 AND status = 'pending'`

@@ -131,13 +131,14 @@ const (
 		SELECT ` + sessionColumns + `, CASE WHEN expires_at <= $1 THEN 1 ELSE 0 END AS last_finish
 		FROM agent_sessions
 		WHERE status IN ('new', 'starting', 'live', 'idle', 'lost') AND (expires_at <= $1 OR (last_used_at + idle_ttl <= $1
+			AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.session_id = agent_sessions.id AND runs.finished_at = 0)
 			AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.session_id = agent_sessions.id
-				AND (runs.status IN ('queued', 'running') OR runs.finished_at + agent_sessions.idle_ttl > $1))))
+				AND runs.finished_at > $1 - agent_sessions.idle_ttl)))
 		ORDER BY id LIMIT $2`
 	staleStarts = `
 		SELECT ` + sessionColumns + ` FROM agent_sessions
 		WHERE status = 'starting' AND start_deadline <= $1
-			AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.session_id = agent_sessions.id AND runs.status IN ('queued', 'running'))
+			AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.session_id = agent_sessions.id AND runs.finished_at = 0)
 		ORDER BY id LIMIT $2`
 )
 
