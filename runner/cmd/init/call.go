@@ -87,6 +87,7 @@ func setUp() {
 	_, _, _ = syscall.RawSyscall(syscall.SYS_UMASK, 0o022, 0, 0)
 	_, _, _ = syscall.RawSyscall(syscall.SYS_SETSID, 0, 0, 0)
 	setScore()
+	_, _, _ = syscall.RawSyscall(syscall.SYS_SETPRIORITY, syscall.PRIO_PROCESS, 0, 0) // the init's may be better
 	for i := range rlimitCount {
 		r := &rlimits[i]
 		_, _, errno = syscall.RawSyscall6(syscall.SYS_PRLIMIT64, 0, r.resource, ptr(&r.value), 0, 0, 0)

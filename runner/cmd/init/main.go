@@ -49,6 +49,7 @@ type supervisor struct {
 	id    uint32
 	pid   int
 	pidfd int
+	asked bool // to end its call
 }
 
 func run() error {
@@ -156,13 +157,22 @@ func (m *machine) spawn(id uint32, socket int) error {
 	return nil
 }
 
-// kill ends a supervisor, and by that its pid namespace. One that has ended
-// but is not reaped yet still holds its pid, so nobody else can be hit.
+// kill has a supervisor end its call and say what that had used. When it is
+// asked again it goes itself, and with it, by the kernel, its pid namespace. A
+// supervisor that has ended but is not reaped yet still holds its pid, so
+// nobody else can be hit.
 func (m *machine) kill(id uint32) {
-	for _, s := range m.supervisors {
-		if s.id == id {
-			_ = syscall.Kill(s.pid, syscall.SIGKILL)
+	for i := range m.supervisors {
+		s := &m.supervisors[i]
+		if s.id != id {
+			continue
 		}
+		signal := syscall.SIGTERM
+		if s.asked {
+			signal = syscall.SIGKILL
+		}
+		s.asked = true
+		_ = syscall.Kill(s.pid, signal)
 	}
 }
 

@@ -136,22 +136,28 @@ func rawMount(source, target, kind *byte, flags uintptr) syscall.Errno {
 	return errno
 }
 
-// waitFor reaps until the main process has ended. Orphans of the call end up
-// here too; those that a SIGKILL ended, which was not ours, are counted.
+// waitFor reaps until the main process has ended or the init asks for the end.
+// Orphans of the call end up here too; those that a SIGKILL ended, which was
+// not ours, are counted. All signals are blocked here, so that they wait.
 func waitFor(main int) {
+	const noHang = 1
+	waited := uint64(1<<(syscall.SIGCHLD-1) | 1<<(syscall.SIGTERM-1))
 	for {
-		pid, status, errno := reap()
-		if errno == syscall.EINTR {
-			continue
-		}
-		if errno != 0 {
+		pid, status, errno := reap(noHang)
+		switch {
+		case errno == syscall.ECHILD:
 			return
-		}
-		if pid == main {
+		case errno != 0:
+		case pid == 0:
+			signal, _, _ := syscall.RawSyscall6(syscall.SYS_RT_SIGTIMEDWAIT, ptr(&waited), 0, 0, sigSetBytes, 0, 0)
+			if signal == uintptr(syscall.SIGTERM) {
+				note.B = 1
+				return
+			}
+		case pid == main:
 			note.Status = uint32(status)
 			return
-		}
-		if status.Signaled() && status.Signal() == syscall.SIGKILL {
+		case status.Signaled() && status.Signal() == syscall.SIGKILL:
 			note.Killed++
 		}
 	}
@@ -162,17 +168,17 @@ func endRest() {
 	for {
 		everyone := killEveryone
 		_, _, _ = syscall.RawSyscall(syscall.SYS_KILL, uintptr(everyone), uintptr(syscall.SIGKILL), 0)
-		if _, _, errno := reap(); errno == syscall.ECHILD {
+		if _, _, errno := reap(0); errno == syscall.ECHILD {
 			return
 		}
 	}
 }
 
-func reap() (int, syscall.WaitStatus, syscall.Errno) {
+func reap(flags uintptr) (int, syscall.WaitStatus, syscall.Errno) {
 	var status uint32
 	anyone := -1
 	const wall = 0x40000000 // also what was cloned without SIGCHLD
-	pid, _, errno := syscall.RawSyscall6(syscall.SYS_WAIT4, uintptr(anyone), ptr(&status), wall, 0, 0, 0)
+	pid, _, errno := syscall.RawSyscall6(syscall.SYS_WAIT4, uintptr(anyone), ptr(&status), wall|flags, 0, 0, 0)
 	return int(pid), syscall.WaitStatus(status), errno
 }
 

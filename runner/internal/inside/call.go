@@ -78,7 +78,7 @@ type Note struct {
 	Kind   NoteKind
 	Status uint32 // NoteExited: of the main process, as wait4 gives it
 	Killed uint32 // NoteExited: other processes that a SIGKILL ended before we killed the rest
-	A, B   int64  // NoteExited: A is the time of the main process's end
+	A, B   int64  // NoteExited: A is the time of the main process's end; B is 1 when the runner ordered it
 	CPU    int64  // NoteExited: of the whole tree, nanoseconds
 	MaxRSS int64  // NoteExited: of the largest process, bytes
 }

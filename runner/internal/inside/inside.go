@@ -29,7 +29,7 @@ const (
 	KindLayout  Kind = iota + 1 // runner → init: build the root
 	KindLimits                  // runner → init: size the tmpfs mounts
 	KindSpawn                   // runner → init: make a supervisor; brings its socket
-	KindKill                    // runner → init: kill a supervisor and its tree
+	KindKill                    // runner → init: end a supervisor's tree; the second time without asking it
 	KindUp                      // init → runner: the root stands, or why not
 	KindLimited                 // init → runner: the sizes are set, or why not
 	KindEnded                   // init → runner: a supervisor and its tree are gone

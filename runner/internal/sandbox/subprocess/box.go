@@ -162,6 +162,11 @@ func (x *box) launch(ids ids) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("start the init: %w", err), ours.Close())
 	}
+	if x.b.root {
+		// Among the processes of its own cgroup it comes first, and so do the
+		// supervisors: it has to get a turn beside those that it is to end.
+		_ = syscall.Setpriority(syscall.PRIO_PROCESS, x.process.Pid, -10)
+	}
 	x.control = ours
 	x.b.working.Go(x.listen)
 	return nil
@@ -329,7 +334,7 @@ func (x *box) forget(s *supervisor) error {
 // dropSpares ends the supervisors that wait; the init says when. mu is held.
 func (x *box) dropSpares() {
 	for _, s := range x.spares {
-		_ = x.kill(s)
+		_, _ = x.kill(s), x.kill(s)
 	}
 	x.spares = nil
 }

@@ -1,6 +1,7 @@
 package subprocess
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,22 +27,25 @@ const (
 	startPause    = 20 * time.Millisecond
 	// How long an end that we asked for may take before the whole sandbox goes.
 	killTimeout = 5 * time.Second
+	// How long a supervisor may take to end its call before it goes itself.
+	askTimeout = time.Second
 )
 
 // call is one Exec under way.
 type call struct {
 	x       *box
 	p       sandbox.Process
-	sup     *supervisor
 	before  cgroup.Counters
 	shared  bool // another call ran meanwhile
 	started time.Time
 	origin  int64 // started on the sandbox's clock
 
 	mu      sync.Mutex
+	sup     *supervisor
 	reason  sandbox.Reason // why we killed it; empty: we did not
 	cause   error
 	oomThen bool // the limit had already struck when we did
+	again   *time.Timer
 
 	file   *sandbox.FileResult
 	exited inside.Note  // Kind is 0 until the tree is gone by itself
@@ -155,20 +159,24 @@ func (c *call) counters() cgroup.Counters {
 
 // attempt hands the request to a supervisor and stays until its tree is gone.
 func (c *call) attempt(ctx context.Context, request, body []byte) error {
-	files, err := newFiles(request, body)
+	files, err := c.x.newFiles(request, body)
 	if err != nil {
 		return err
 	}
 	defer files.close()
-	if c.sup, err = c.x.take(); err != nil {
+	sup, err := c.x.take()
+	if err != nil {
 		return &notStartedError{err}
 	}
-	defer c.sup.sock.Close()
-	err = c.sup.sock.send(files.packet, files.theirs()...)
+	defer sup.sock.Close()
+	c.mu.Lock()
+	c.sup = sup
+	c.mu.Unlock()
+	err = sup.sock.send(files.packet, files.theirs()...)
 	files.closeTheirs()
 	c.x.stockUp()
 	if err != nil {
-		_ = c.x.kill(c.sup)
+		_ = c.x.kill(sup)
 		return &notStartedError{err}
 	}
 	var content contentWriter
@@ -177,6 +185,7 @@ func (c *call) attempt(ctx context.Context, request, body []byte) error {
 	stop := context.AfterFunc(ctx, func() { c.kill(sandbox.Killed, context.Cause(ctx)) })
 	err = c.follow()
 	stop()
+	c.settle()
 	files.drain(&copying)
 	if c.file != nil {
 		c.file.Content = content.bytes
@@ -250,13 +259,30 @@ func (c *call) kill(reason sandbox.Reason, cause error) {
 	first := c.reason == ""
 	if first {
 		c.reason, c.cause, c.oomThen = reason, cause, struck
+		// One that does not come back has a process that can't die yet.
+		c.again = time.AfterFunc(askTimeout, c.order)
 	}
 	c.mu.Unlock()
-	if !first {
-		return
+	if first {
+		c.order()
 	}
-	if err := c.x.kill(c.sup); err != nil {
+}
+
+func (c *call) order() {
+	c.mu.Lock()
+	sup := c.sup
+	c.mu.Unlock()
+	if err := c.x.kill(sup); err != nil {
 		_ = c.x.process.Kill() // an init that hears nothing
+	}
+}
+
+// settle stops what kill has started.
+func (c *call) settle() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.again != nil {
+		c.again.Stop()
 	}
 }
 
@@ -270,7 +296,7 @@ func (c *call) ourReason() sandbox.Reason {
 func (c *call) exit() sandbox.Exit {
 	e := sandbox.Exit{Code: -1, File: c.file}
 	switch {
-	case c.exited.Kind != 0:
+	case c.exited.Kind != 0 && c.exited.B == 0:
 		e.Reason = sandbox.Exited
 		status := syscall.WaitStatus(c.exited.Status)
 		if status.Signaled() {
@@ -278,18 +304,17 @@ func (c *call) exit() sandbox.Exit {
 		} else {
 			e.Code = status.ExitStatus()
 		}
-		e.Duration = time.Duration(c.exited.A - c.origin)
-		e.CPU = time.Duration(c.exited.CPU)
 	case c.ourReason() != "":
 		e.Reason, e.Cause = c.reason, c.cause
 	default:
 		e.Reason = c.unexplained()
 	}
-	if e.Duration == 0 && !c.started.IsZero() {
+	e.CPU = time.Duration(c.ended.CPU)
+	if c.exited.Kind != 0 {
+		e.Duration = time.Duration(c.exited.A - c.origin)
+		e.CPU = time.Duration(c.exited.CPU)
+	} else if !c.started.IsZero() {
 		e.Duration = time.Since(c.started)
-	}
-	if c.exited.Kind == 0 {
-		e.CPU = time.Duration(c.ended.CPU)
 	}
 	if c.file != nil && c.file.Errno != "" && e.Reason == sandbox.Exited {
 		e.Reason = sandbox.Refused
@@ -301,7 +326,7 @@ func (c *call) exit() sandbox.Exit {
 // unexplained is a supervisor's end that neither it nor we brought about: the
 // sandbox died, or the kernel chose the supervisor when memory ran out.
 func (c *call) unexplained() sandbox.Reason {
-	if c.ended.ID == 0 {
+	if c.ended.ID == 0 && c.exited.Kind == 0 {
 		return sandbox.Died
 	}
 	return sandbox.Exited
@@ -319,13 +344,13 @@ func (c *call) count(e *sandbox.Exit) {
 		byUs:     c.ourReason() != "" && e.Reason != sandbox.Exited,
 		before:   c.oomThen,
 		killed:   e.Signal == "SIGKILL" || e.Code == 128+int(syscall.SIGKILL) || c.exited.Killed > 0,
-		unspoken: c.exited.Kind == 0 && e.Reason == sandbox.Exited,
+		unspoken: (c.exited.Kind == 0 || c.exited.B != 0) && e.Reason == sandbox.Exited,
 	})
-	e.MemoryPeak = c.exited.MaxRSS
 	if c.x.group != nil && !shared {
-		e.MemoryPeak = max(c.x.group.Peak(), e.MemoryPeak)
+		e.MemoryPeak = c.x.group.Peak()
 	}
-	if e.OOM && e.Reason == sandbox.Exited && e.Code == -1 && e.Signal == "" {
+	e.MemoryPeak = cmp.Or(e.MemoryPeak, c.exited.MaxRSS) // of the largest process, files included
+	if e.Reason == sandbox.Exited && e.Code == -1 && e.Signal == "" {
 		e.Signal = "SIGKILL"
 	}
 }

@@ -119,7 +119,7 @@ func (h host) layout(workspaceDir string, ids ids, tmpMB, shmMB int64) []inside.
 
 // tmpfs counts files too: each costs memory even when it is empty.
 func tmpfs(mb int64) string {
-	return fmt.Sprintf("mode=1777,size=%dm,nr_inodes=%d", mb, mb*1024)
+	return fmt.Sprintf("mode=1777,size=%dm,nr_inodes=%d", mb, mb*256)
 }
 
 // appendShown shows a path of the host as the host has it: a link as that

@@ -1,6 +1,7 @@
 package subprocess
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -32,9 +33,14 @@ type pipe struct {
 	write int
 }
 
-func newFiles(request, body []byte) (*files, error) {
+func (x *box) newFiles(request, body []byte) (*files, error) {
 	f := &files{packet: request, out: pipe{write: -1}, err: pipe{write: -1}}
 	err := f.open(request, body)
+	if err == nil && x.b.root {
+		// Or a program could not open its own /dev/stdout.
+		user := x.b.ids(x.slot)
+		err = errors.Join(syscall.Fchown(f.out.write, user.first+user.user, -1), syscall.Fchown(f.err.write, user.first+user.user, -1))
+	}
 	if err != nil {
 		f.close()
 		return nil, fmt.Errorf("make the call's descriptors: %w", err)
