@@ -36,7 +36,12 @@ type shellCheck struct {
 const markerDigits = 5
 
 // checkShell refuses a template in which bash might evaluate a value.
-func checkShell(t template) error {
+func checkShell(t template) (err error) {
+	defer func() {
+		if recover() != nil { // the text is anyone's; a parser's mistake must not be ours
+			err = parser{source: t.source}.bad(0, "shell syntax that can't be checked")
+		}
+	}()
 	c := &shellCheck{source: t.source, fields: t.fields(), names: map[string]variable{}, funcs: map[string]bool{}}
 	if len(c.fields) == 0 {
 		return nil
@@ -66,6 +71,9 @@ func (c *shellCheck) characters() error {
 		if r == '\r' {
 			return c.bad(i, "a carriage return; end lines with a newline alone")
 		}
+		if r == '\n' && joinsWord(c.source[:i]) {
+			return c.bad(i-1, "a line continuation inside a word; put a space before the backslash")
+		}
 		if r < ' ' && r != '\t' && r != '\n' || r == 0x7f {
 			return c.bad(i, "a control character")
 		}
@@ -83,6 +91,13 @@ func (c *shellCheck) characters() error {
 		}
 	}
 	return nil
+}
+
+// joinsWord reports whether a newline after s continues a word: bash and the
+// parser do not agree on all of those.
+func joinsWord(s string) bool {
+	s, continued := strings.CutSuffix(s, "\\")
+	return continued && s != "" && strings.IndexByte(" \t\n", s[len(s)-1]) < 0
 }
 
 // mark writes the script with a marker for each field.
@@ -126,17 +141,12 @@ func (c *shellCheck) markers(s string) []int {
 }
 
 // parse reads the script as bash.
-func (c *shellCheck) parse() (file *syntax.File, err error) {
-	defer func() {
-		if recover() != nil { // the text is anyone's; the parser's bug must not be ours
-			err = c.bad(0, "shell syntax that can't be checked")
-		}
-	}()
+func (c *shellCheck) parse() (*syntax.File, error) {
 	if depth := nesting(c.script); depth > maxNesting {
 		return nil, c.bad(0, "%d levels of brackets and quotes; at most %d are allowed", depth, maxNesting)
 	}
 	p := syntax.NewParser(syntax.Variant(syntax.LangBash), syntax.KeepComments(true))
-	file, err = p.Parse(strings.NewReader(c.script), "")
+	file, err := p.Parse(strings.NewReader(c.script), "")
 	if err == nil {
 		return file, nil
 	}
@@ -230,6 +240,10 @@ func (c *shellCheck) node(n syntax.Node) {
 		}
 	case *syntax.WordIter:
 		c.assigned(n.Name.Value, n)
+	case *syntax.FuncDecl:
+		if n.Name == nil {
+			c.forbid(n, "a function without a name", "name it")
+		}
 	case *syntax.CoprocClause:
 		c.forbid(n, "coproc", "use a pipe")
 	}
@@ -349,7 +363,10 @@ func (c *shellCheck) redirect(r *syntax.Redirect) {
 		c.forbid(r, "a here-document", "write the text with printf")
 	case syntax.DplIn, syntax.DplOut:
 		for _, n := range c.markersOf(r.Word) {
-			c.unsafe(n, "is the target of >& or <&, where a number is a descriptor; write > or < and a space")
+			c.unsafe(n, "is the target of >& or <&, which bash expands twice; write > or < and a space")
+		}
+		if _, ok := c.plain(r.Word); !ok {
+			c.forbid(r, ">& or <& with a computed target, which it expands twice,", "write &> or <")
 		}
 	}
 	if r.N != nil && strings.HasPrefix(r.N.Value, "{") {

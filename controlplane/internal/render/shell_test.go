@@ -46,6 +46,8 @@ var safeTemplates = []string{
 	`printf '%s' {x} &>/dev/null; printf '%s' {y} 2>&1`,
 	`cd /; ls -d -- {x} 2>/dev/null; true`,
 	`find . -maxdepth 1 -name {x}`,
+	`find {x} -name {y}`,
+	`find ./{x} ./{y} -maxdepth 0`,
 	`find . -maxdepth 1 -name {x} | xargs -r ls`,
 	`awk -v v={x} 'BEGIN {{ print v }}'`,
 	`python3 -c 'import sys; sys.stdout.write(sys.argv[1])' {x}`,
@@ -83,9 +85,9 @@ var unsafeTemplates = []string{
 	`n={x}`, `n={x}; echo $((n))`, `n={x} env`, `n+={x}`, `a=({x})`, `a[{x}]=1`, `a[1]={x}`, `a=([{x}]=1)`, `{x}=1`, `{x}`, `{x} a`, `a{x} b`, `./{x}`, `/bin/{x} a`,
 	`declare -a a=({x})`, `echo ${{a[{x}]}}`, `echo ${{a:{x}}}`, `echo ${{a:-{x}}}`, `echo ${{a:={x}}}`, `echo ${{{x}}}`, `echo ${x}`, `echo $a{x}`, `echo ${{a/{x}/b}}`, `echo ${{!{x}}}`,
 	`echo \{x}`, `echo a\\{x}`, "echo $\\\n{x}", "echo \\\n{x}", "echo {x}\\\n>f",
-	`bash -c {x}`, `bash -c "echo {x}"`, `bash -c 'echo "$1"' _ {x}`, `sh {x}`, `/bin/bash {x}`, `dash -c {x}`, `zsh {x}`, `ksh93 {x}`, `busybox sh -c {x}`, `/usr/bin/env bash -c {x}`,
+	`bash -c {x}`, `bash -c "echo {x}"`, `bash -c 'echo "$1"' _ {x}`, `sh {x}`, `/bin/bash {x}`, `dash -c {x}`, `zsh {x}`, `ksh93 {x}`, `busybox sh -c {x}`, `bash5 -c {x}`, `bash-5.2 -c {x}`, `zsh-5.9 {x}`, `/usr/bin/env bash -c {x}`,
 	`env -S {x}`, `env -S "bash -c" {x}`, `env -i -S{x}`, `env bash -c {x}`, `env {x} ls`, `env A={x} ls`, `env -u {x} ls`, `env --split-string={x}`, `env -C {x} ls`,
-	`xargs {x}`, `xargs bash -c {x}`, `xargs grep {x}`, `find . -exec {x} \;`, `find . -exec bash -c {x} \;`, `find {x} -exec ls \;`, `find . -execdir {x} \;`, `find . -ok {x} \;`, `find . -"exec" {x} \;`,
+	`xargs {x}`, `xargs bash -c {x}`, `xargs grep {x}`, `find . -exec {x} \;`, `find . -exec bash -c {x} \;`, `find {x} -exec ls \;`, `find . -execdir {x} \;`, `find . -ok {x} \;`, `find . -"exec" {x} \;`, `find {x} {y}`, `find . {x} {x} {x} {y}`,
 	`sudo {x}`, `sudo ls {x}`, `sudo bash -c {x}`, `su -c {x}`, `ssh host {x}`, `parallel {x}`, `watch {x}`, `script -c {x}`, `at {x}`, `doas ls {x}`,
 	`nohup bash -c {x}`, `timeout 5 bash -c {x}`, `timeout {x} ls`, `timeout -k {x} 5 ls`, `timeout --unknown 5 ls {x}`, `nice bash -c {x}`, `stdbuf -oL bash -c {x}`, `setsid bash -c {x}`, `time bash -c {x}`, `exec bash -c {x}`, `exec {x}`, `exec -a {x} ls`, `nohup {x}`, `time {x}`, `! {x}`, `nice -n {x} ls`,
 	`flock f bash -c {x}`, `strace bash -c {x}`, `chroot / bash -c {x}`, `unshare bash -c {x}`,
@@ -94,6 +96,8 @@ var unsafeTemplates = []string{
 	`case a in {x}) :;; esac`, `case a in b|{x}) :;; esac`, `echo @({x})`, `echo {x}*(a)`, `echo <({x})`, `echo >({x})`,
 	`echo {{a,{x}}}`, `echo {{1..{x}}}`, `echo {x}{{a,b}}`, `echo [{x}]`, `echo ~{x}`, `echo a=~{x}`, `echo {x}~`, `echo {x}=~`,
 	`echo {x}>f`, `echo {x}1>f`, `echo {x}<f`, `echo >&{x}`, `echo <&{x}`, `echo 2>&{x}`, `exec {{fd}}>{x}; eval "$fd"`,
+	"$\\\n'eval' {x}", "echo a\\\nb {x}",
+	`v=$(echo {x}); echo >& "$v"`, `v=$(echo {x}); cat <& $v`, `for i in {x}; do echo 2>&"$i"; done`,
 	`# {x}`, "echo a # {x}\nls",
 	`f() {{ eval "$1"; }}; f {x}`, `f() {{ ls "$1"; }}; f {x}`, `grep() {{ ls "$1"; }}; grep {x}`, `f() {{ echo $(( $1 )); }}; f "$(printf %s {x})"`, `function f {{ [[ $1 -eq 1 ]]; }}; f $(echo {x})`,
 	`for i in {x}; do eval $i; done`, `for i in {x}; do $i; done`, `for i in {x}; do [[ $i -eq 1 ]]; done`, `for i in {x}; do [[ -v $i ]]; done`, `for i in {x}; do echo $((i)); done`, `for i in {x}; do echo $[i]; done`, `for i in {x}; do (( i++ )); done`,
@@ -131,6 +135,15 @@ func TestUnsafeTemplatesAreRefused(t *testing.T) {
 		}
 		if strings.Contains(f.Message, "bwfield") {
 			t.Errorf("%s: the marker shows: %s", template, f.Message)
+		}
+	}
+}
+
+// TestMarkersNeverShow is for names that look like the marker itself.
+func TestMarkersNeverShow(t *testing.T) {
+	for _, template := range []string{"echo bwfield {x}", "echo bwfieldx bwfield00000z {x}", "bwfield() {{ :; }}; echo {x}"} {
+		if got, err := renderShell(t, template, `{"x": "v"}`); err != nil || !strings.Contains(got, "bwfield") || !strings.HasSuffix(got, "v") {
+			t.Errorf("%s: %q, %v", template, got, err)
 		}
 	}
 }

@@ -11,11 +11,24 @@ import (
 
 // evaluators run or evaluate text that they are given, by argument, variable
 // or standard input. No template with fields may use one.
-var evaluators = regexp.MustCompile(`^(?:` +
-	`eval|source|\.|trap|alias|bind|complete|compgen|compopt|enable|fc|let|declare|typeset|local|export|readonly|coproc|\[\[|\(\(|` +
-	`r?bash|[bd]?ash|sh|zsh|[mp]?d?ksh|oksh|yash|posh|fish|t?csh|elvish|nu|pwsh|busybox|toybox|` +
-	`parallel|watch|at|batch|script|scriptreplay|su|sg|newgrp|runuser|ssh|slogin|rsh|dbclient|mosh|expect|tmux|screen|entr|crontab` +
-	`)(?:[-.]?[0-9][-.0-9a-z]*)?$`)
+var evaluators = words(`
+	eval source . trap alias bind complete compgen compopt enable fc let declare typeset local export readonly coproc [[ ((
+	bash rbash ash dash sh zsh ksh mksh pdksh lksh oksh yash posh fish csh tcsh elvish nu pwsh busybox toybox
+	parallel watch at batch script scriptreplay su sg newgrp runuser ssh slogin rsh dbclient mosh expect tmux screen entr crontab`)
+
+// evaluates reports whether a command of that name, or a version of it such
+// as bash-5.2, is an evaluator.
+func evaluates(name string) bool {
+	return evaluators[name] || evaluators[strings.TrimRight(name, "0123456789.-")]
+}
+
+func words(list string) map[string]bool {
+	set := map[string]bool{}
+	for _, w := range strings.Fields(list) {
+		set[w] = true
+	}
+	return set
+}
 
 // carriers pass their arguments on to another command, or may start a shell
 // on them. They take literal arguments only.
@@ -97,7 +110,7 @@ func (c *shellCheck) commandName(w *syntax.Word) string {
 		c.forbid(w, "a command whose name is computed", "write the command's name")
 		return ""
 	}
-	if name = path.Base(name); evaluators.MatchString(name) {
+	if name = path.Base(name); evaluates(name) {
 		c.evaluator(w, name)
 		return ""
 	}
@@ -241,7 +254,7 @@ func (c *shellCheck) literalsOnly(words []*syntax.Word, name string) {
 // noEvaluator refuses a carrier that starts an evaluator.
 func (c *shellCheck) noEvaluator(words []*syntax.Word, carrier string) {
 	for _, w := range words {
-		if text, ok := c.plain(w); ok && (evaluators.MatchString(path.Base(text)) || wrappers[path.Base(text)].values != "" || slices.Contains(carriers, path.Base(text))) {
+		if text, ok := c.plain(w); ok && (evaluates(path.Base(text)) || wrappers[path.Base(text)].values != "" || slices.Contains(carriers, path.Base(text))) {
 			c.forbid(w, carrier+" "+text, "let "+carrier+" run the command itself")
 		}
 	}
@@ -396,6 +409,7 @@ func (c *shellCheck) find(args []*syntax.Word) {
 		return slices.Contains([]string{"-exec", "-execdir", "-ok", "-okdir"}, text)
 	})
 	if !runs {
+		c.findOperands(args)
 		return
 	}
 	if found := c.markersIn(args); len(found) > 0 {
@@ -403,6 +417,25 @@ func (c *shellCheck) find(args []*syntax.Word) {
 		return
 	}
 	c.noEvaluator(args, "find -exec")
+}
+
+// findOperands allows a field after each -name and its kin and one in the
+// place of a path: more could spell -exec and a shell together.
+func (c *shellCheck) findOperands(args []*syntax.Word) {
+	free := 0
+	for i, w := range args {
+		found := c.markersOf(w)
+		if len(found) == 0 || !strings.HasPrefix(c.script[w.Pos().Offset():], c.prefix) {
+			continue
+		}
+		if before, _ := c.plain(args[max(0, i-1)]); i > 0 && len(before) > 1 && before[0] == '-' {
+			continue
+		}
+		if free++; free > 1 {
+			c.unsafe(found[0], "is a second free argument of find, where values together could be -exec; pass it after an option such as -name, or as ./{"+c.fields[found[0]].name+"}")
+			return
+		}
+	}
 }
 
 // markersIn returns the markers in the words' own text.
@@ -450,7 +483,7 @@ func (c *shellCheck) plain(w *syntax.Word) (string, bool) {
 
 // expands reports whether bash may make something else of unquoted text.
 func expands(s string) bool {
-	return strings.ContainsAny(s, "*?") ||
+	return strings.ContainsAny(s, "*?$`") ||
 		strings.Contains(s, "[") && s != "[" && s != "[[" ||
 		strings.Contains(s, "{") && (strings.Contains(s, ",") || strings.Contains(s, ".."))
 }

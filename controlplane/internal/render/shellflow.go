@@ -38,7 +38,9 @@ func (c *shellCheck) collect(file *syntax.File) {
 	syntax.Walk(file, func(n syntax.Node) bool {
 		switch n := n.(type) {
 		case *syntax.FuncDecl:
-			c.funcs[n.Name.Value] = true
+			if n.Name != nil {
+				c.funcs[n.Name.Value] = true
+			}
 		case *syntax.Assign:
 			if n.Name != nil && !n.Naked {
 				c.note(n.Name.Value, n.Index == nil && n.Array == nil && c.isNumber(n.Value))
@@ -54,7 +56,7 @@ func (c *shellCheck) collect(file *syntax.File) {
 				c.noteArithmetic(n.X)
 			}
 		case *syntax.ParamExp:
-			if n.Exp != nil && (n.Exp.Op == syntax.AssignUnset || n.Exp.Op == syntax.AssignUnsetOrNull) {
+			if n.Exp != nil && n.Param != nil && (n.Exp.Op == syntax.AssignUnset || n.Exp.Op == syntax.AssignUnsetOrNull) {
 				c.note(n.Param.Value, c.isNumber(n.Exp.Word))
 			}
 		case *syntax.CallExpr:
@@ -254,7 +256,7 @@ func (c *shellCheck) binaryTest(t *syntax.BinaryTest) {
 	switch t.Op {
 	case syntax.TsEql, syntax.TsNeq, syntax.TsLeq, syntax.TsGeq, syntax.TsLss, syntax.TsGtr:
 		for _, x := range []syntax.TestExpr{t.X, t.Y} {
-			if w, ok := x.(*syntax.Word); ok {
+			if w, ok := x.(*syntax.Word); ok && len(c.markersOf(w)) == 0 { // a marker is refused for standing in [[ ]]
 				c.arithmeticWord(w)
 			}
 		}
