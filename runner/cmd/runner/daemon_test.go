@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -60,7 +61,7 @@ func withInit(m *testing.M) int {
 
 // plane is a control plane in miniature beside real runner processes.
 type plane struct {
-	t      *testing.T
+	t      testing.TB
 	srv    *bustest.Server
 	nc     *nats.Conn
 	js     jetstream.JetStream
@@ -69,13 +70,14 @@ type plane struct {
 	dir    string // the data directory of both
 
 	mu      sync.Mutex
+	policy  wire.Policy
 	beats   []wire.Beat
 	reports []wire.Report
 	order   []string // what came: "beat INCARNATION", "report KIND CALL"
 	next    int
 }
 
-func newPlane(t *testing.T) *plane {
+func newPlane(t testing.TB) *plane {
 	t.Helper()
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o755); err != nil {
@@ -91,6 +93,10 @@ func newPlane(t *testing.T) *plane {
 		t.Fatal(err)
 	}
 	p := &plane{t: t, srv: bustest.Start(t), signer: envelope.NewSigner(key.Sign), public: key.Public(), dir: dir}
+	p.policy = wire.Policy{
+		FSAllowlist: []string{"/workspace"}, NetworkAllowlist: []string{}, CPUShares: 1024, MemoryMB: 256, PIDsLimit: 64,
+		WallClockSeconds: 60, OutputBytesLimit: 1 << 20, BaseImage: "bigwave/sandbox-base:latest",
+	}
 	p.nc = p.srv.Connect(t)
 	p.js = p.srv.Streams(t, p.nc, "default")
 	p.handle(bus.AllBeats, p.beat)
@@ -139,10 +145,9 @@ func (p *plane) claim(m *nats.Msg) {
 	}
 	o := p.newOrder(wire.OrderStart, c.Incarnation, c.Session)
 	o.Epoch = c.Epoch
-	o.Start = &wire.Start{PolicyDigest: "sha256:x", Policy: wire.Policy{
-		FSAllowlist: []string{"/workspace"}, NetworkAllowlist: []string{}, CPUShares: 1024, MemoryMB: 256, PIDsLimit: 64,
-		WallClockSeconds: 60, OutputBytesLimit: 1 << 20, BaseImage: "bigwave/sandbox-base:latest",
-	}}
+	p.mu.Lock()
+	o.Start = &wire.Start{PolicyDigest: "sha256:x", Policy: p.policy}
+	p.mu.Unlock()
 	p.answer(m, wire.ClaimReply{Order: p.seal(o)})
 }
 
@@ -286,7 +291,7 @@ func (l *lines) String() string {
 
 // process is one start of the runner.
 type process struct {
-	t    *testing.T
+	t    testing.TB
 	cmd  *exec.Cmd
 	log  *lines
 	exit chan error
@@ -547,6 +552,65 @@ func openFile(t *testing.T) string {
 	return path
 }
 
+func TestOutcomesOfRealCalls(t *testing.T) {
+	p := newPlane(t)
+	p.trust()
+	p.policy.WallClockSeconds, p.policy.OutputBytesLimit, p.policy.MemoryMB = 3, 64<<10, 128
+	p.runner("BIGWAVE_ALLOW_WEAK=")
+	inc := p.incarnation("")
+	p.session("ses_1")
+	for i, tt := range []struct {
+		name    string
+		call    wire.Call
+		status  string
+		code    string
+		message string
+		stdout  string
+		check   func(*wire.Done) bool
+	}{
+		{name: "bash", call: wire.Call{Program: "bash", Script: []byte("printf %s \"$HOME\"")}, status: "ok", stdout: "/workspace"},
+		{name: "bash in argv", call: wire.Call{Program: "bash", Script: []byte("echo $0"), InArgv: true}, status: "ok"},
+		{name: "python", call: wire.Call{Program: "python3", Script: []byte("print(6*7)")}, status: "ok", stdout: "42\n"},
+		{name: "exception", call: wire.Call{Program: "python3", Script: []byte("print('a')\nraise ValueError('no such thing')")}, status: "error", code: "tool_failed", message: "ValueError: no such thing", stdout: "a\n"},
+		{name: "syntax error", call: wire.Call{Program: "python3", Script: []byte("print(")}, status: "error", code: "tool_failed", message: "SyntaxError: "},
+		{name: "signal", call: wire.Call{Program: "bash", Script: []byte("kill -SEGV $$")}, status: "error", code: "tool_failed", message: "SIGSEGV", check: func(d *wire.Done) bool { return d.Signal == "SIGSEGV" && d.ExitCode == nil }},
+		{name: "timeout", call: wire.Call{Program: "bash", Script: []byte("echo one; echo two; sleep 300 & sleep 300")}, status: "timed_out", code: "wall_clock", stdout: "one\ntwo\n", check: func(d *wire.Done) bool { return d.DurationMS < 4000 && d.DurationMS >= 3000 }},
+		{name: "memory", call: wire.Call{Program: "python3", Script: []byte("x = bytearray(1 << 30)")}, status: "oom_killed", code: "memory_limit", check: func(d *wire.Done) bool { return d.OOMKills > 0 }},
+		{name: "flood", call: wire.Call{Program: "bash", Script: []byte("yes")}, status: "output_limit", code: "output_flood", check: func(d *wire.Done) bool { return len(d.Stdout) <= 64<<10 && d.Truncated }},
+		{name: "write", call: wire.Call{Program: "file_write", Path: "a/b.txt", Script: []byte("content")}, status: "ok"},
+		{name: "read", call: wire.Call{Program: "file_read", Path: "/workspace/a/b.txt"}, status: "ok", check: func(d *wire.Done) bool { return string(d.Value) == "content" }},
+		{name: "read nothing", call: wire.Call{Program: "file_read", Path: "missing"}, status: "error", code: "file_failed"},
+		{name: "read elsewhere", call: wire.Call{Program: "file_read", Path: "/etc/shadow"}, status: "denied", code: "path_denied"},
+		{name: "read above", call: wire.Call{Program: "file_read", Path: "../etc/passwd"}, status: "denied", code: "path_denied"},
+		{name: "make a large file", call: wire.Call{Program: "bash", Script: []byte("truncate -s 10G huge")}, status: "ok"},
+		{name: "read too much", call: wire.Call{Program: "file_read", Path: "huge"}, status: "error", code: "file_failed", check: func(d *wire.Done) bool { return *d.Error.Limit == 64<<10 && *d.Error.Observed == 10<<30 }},
+		{name: "pids", call: wire.Call{Program: "python3", Script: []byte("import os, time\nfor i in range(500):\n    if os.fork() == 0:\n        time.sleep(60)\n        os._exit(0)\n")}, status: "pids_exhausted", code: "pids_limit"},
+		{name: "after all that", call: wire.Call{Program: "bash", Script: []byte("cat a/b.txt")}, status: "ok", stdout: "content"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			o := p.newOrder(wire.OrderCall, inc, "ses_1")
+			o.Call = &tt.call
+			o.Call.ID, o.Call.Run = fmt.Sprintf("call_%d", i), "run_1"
+			if reply := p.send(p.seal(o)); !reply.Accepted {
+				t.Fatalf("got %+v", reply)
+			}
+			d := p.wait(wire.CallDone, "ses_1", o.Call.ID).Done
+			if d.Status != tt.status || (tt.stdout != "" && string(d.Stdout) != tt.stdout) {
+				t.Fatalf("got %+v, %+v\n%s\n%s", d, d.Error, d.Stdout[:min(len(d.Stdout), 500)], d.Stderr[:min(len(d.Stderr), 500)])
+			}
+			if tt.code != "" && (d.Error == nil || d.Error.Code != tt.code || !strings.Contains(d.Error.Message, tt.message)) {
+				t.Errorf("got %+v", d.Error)
+			}
+			if tt.check != nil && !tt.check(d) {
+				t.Errorf("got %+v, %+v", d, d.Error)
+			}
+			if tt.status != "denied" && (d.StartedAt == 0 || d.DurationMS <= 0) {
+				t.Errorf("started at %d, took %v ms", d.StartedAt, d.DurationMS)
+			}
+		})
+	}
+}
+
 func TestDoctorPrintsTheTable(t *testing.T) {
 	p := newPlane(t)
 	cmd, log := p.command()
@@ -571,4 +635,34 @@ func TestVersion(t *testing.T) {
 	if err := cmd.Run(); err != nil || strings.TrimSpace(log.String()) != version {
 		t.Errorf("%v: %s", err, log)
 	}
+}
+
+// BenchmarkCall is the whole path of a call on the runner's side: from its
+// order on the bus to its report on the event stream.
+func BenchmarkCall(b *testing.B) {
+	p := newPlane(b)
+	p.trust()
+	p.runner("BIGWAVE_LOG_LEVEL=warn")
+	inc := p.incarnation("")
+	p.session("ses_1")
+	done := make(chan struct{}, 1)
+	p.handle(bus.AllFinals, func(*nats.Msg) { done <- struct{}{} })
+	var whole, inside []float64
+	for i := 0; b.Loop(); i++ {
+		id := fmt.Sprintf("call_%d", i)
+		o := p.newOrder(wire.OrderCall, inc, "ses_1")
+		o.Call = &wire.Call{ID: id, Run: "run_1", Program: "bash", Script: []byte("true"), InArgv: true}
+		sealed := p.seal(o)
+		began := time.Now()
+		if err := p.nc.PublishRequest(bus.Order("r1"), nats.NewInbox(), sealed); err != nil {
+			b.Fatal(err)
+		}
+		<-done
+		whole = append(whole, time.Since(began).Seconds()*1000)
+		inside = append(inside, p.wait(wire.CallDone, "ses_1", id).Done.DurationMS)
+	}
+	slices.Sort(whole)
+	slices.Sort(inside)
+	b.ReportMetric(whole[len(whole)/2], "ms/whole")
+	b.ReportMetric(inside[len(inside)/2], "ms/process")
 }
