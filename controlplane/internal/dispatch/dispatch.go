@@ -23,6 +23,7 @@ import (
 	"github.com/bigwave/bigwave/controlplane/internal/session"
 	"github.com/bigwave/bigwave/shared/bus"
 	"github.com/bigwave/bigwave/shared/envelope"
+	"github.com/bigwave/bigwave/shared/fault"
 )
 
 // Sessions moves sessions forward by what their runners say. A Conflict is
@@ -82,7 +83,7 @@ type Dispatcher struct {
 	pools   sync.Map // pools whose consumer is known to be there
 	blobs   atomic.Pointer[jetstream.Stream]
 	beats   lastBeats
-	audits  quota
+	records quota
 	ready   atomic.Bool
 	hearing atomic.Pointer[time.Time] // since when beats can be heard; nil: not now
 	broken  chan struct{}             // asks for streams and consumers to be checked
@@ -211,9 +212,9 @@ func (d *Dispatcher) Hearing() (since time.Time, ok bool) {
 func (d *Dispatcher) Ready(context.Context) error {
 	switch {
 	case !d.Bus.IsConnected():
-		return errors.New("not connected to the bus")
+		return fault.New(fault.Unavailable, "not connected to the message bus")
 	case !d.ready.Load():
-		return errors.New("streams are not ready")
+		return fault.New(fault.Unavailable, "the streams on the message bus are not ready")
 	}
 	return nil
 }

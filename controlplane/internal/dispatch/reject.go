@@ -9,25 +9,34 @@ import (
 	"github.com/bigwave/bigwave/controlplane/internal/identity"
 )
 
-// auditsPerMinute bounds the records of refused messages: whoever floods the
-// bus with them must not flood the database. The counter sees them all.
-const auditsPerMinute = 120
+// Records of refused messages are bounded, in all and for one sender and
+// reason: whoever floods the bus must not flood the database. The counter
+// sees every one.
+const (
+	recordsPerMinute       = 240
+	recordsPerSenderMinute = 20
+)
 
-// quota lets a number of things through in each minute.
+// quota counts the records of the current minute.
 type quota struct {
 	mu     sync.Mutex
 	minute time.Time
-	used   int
+	all    int
+	of     map[string]int
 }
 
-func (q *quota) take(now time.Time, perMinute int) bool {
+func (q *quota) take(now time.Time, sender string) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if m := now.Truncate(time.Minute); !m.Equal(q.minute) {
-		q.minute, q.used = m, 0
+	if m := now.Truncate(time.Minute); q.of == nil || !m.Equal(q.minute) {
+		q.minute, q.all, q.of = m, 0, map[string]int{}
 	}
-	q.used++
-	return q.used <= perMinute
+	if q.all >= recordsPerMinute || q.of[sender] >= recordsPerSenderMinute {
+		return false
+	}
+	q.all++
+	q.of[sender]++
+	return true
 }
 
 // reject records that a runner's message was not taken. what is "claim",
@@ -37,10 +46,10 @@ func (d *Dispatcher) reject(ctx context.Context, what, runner, object string, er
 	if d.Rejects != nil {
 		d.Rejects.WithLabelValues(what, why).Inc()
 	}
-	if !d.audits.take(d.Now(), auditsPerMinute) {
+	runner, object = clip(runner, 100), clip(object, 200)
+	if !d.records.take(d.Now(), what+" "+runner+" "+why) {
 		return
 	}
-	runner, object = clip(runner, 100), clip(object, 200)
 	d.Log.WarnContext(ctx, "message of a runner rejected", "what", what, "reason", why, "runner", runner, "object", object, "err", clip(err.Error(), 500))
 	e := audit.Event{
 		ID:        "aud_" + d.NewID(),
