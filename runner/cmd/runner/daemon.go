@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bigwave/bigwave/runner/internal/config"
@@ -30,6 +31,7 @@ import (
 const (
 	lookAgain    = 200 * time.Millisecond // between looks for a file that is waited for
 	finalsGrace  = 5 * time.Second        // for the stream to take the last reports
+	workGrace    = 40 * time.Second       // for sandboxes to go
 	backendGrace = 20 * time.Second
 )
 
@@ -58,7 +60,7 @@ func (d *daemon) run(stop, hurry context.Context) error {
 	if err != nil || stop.Err() != nil {
 		return err
 	}
-	nc, err := bus.Connect("runner "+d.cfg.RunnerID, t.access, d.log)
+	nc, err := bus.Connect("runner "+d.cfg.RunnerID, t.access, d.log, nats.IgnoreAuthErrorAbort()) // a password may come back
 	if err != nil {
 		return err
 	}
@@ -142,7 +144,7 @@ func (d *daemon) serve(stop, hurry context.Context, finals *stream.Finals, work 
 	}
 	orders.Drain()
 	d.drain(hurry, work)
-	work.Close()
+	d.closeWork(work)
 	last, cancel := context.WithTimeout(context.Background(), finalsGrace)
 	defer cancel()
 	finals.Wait(last)
@@ -156,6 +158,16 @@ func (d *daemon) drain(hurry context.Context, work *execution.Service) {
 	ctx, cancel := context.WithTimeout(hurry, d.cfg.Grace)
 	defer cancel()
 	work.Drain(ctx)
+}
+
+// closeWork ends what is left. A sandbox that hangs must not keep the reports
+// of the others from the spool.
+func (d *daemon) closeWork(work *execution.Service) {
+	ctx, cancel := context.WithTimeout(context.Background(), workGrace)
+	defer cancel()
+	if err := work.Close(ctx); err != nil {
+		d.log.Error("work did not end", "err", err)
+	}
 }
 
 // save puts what the stream did not take into the spool.

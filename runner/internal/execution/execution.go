@@ -4,6 +4,7 @@ package execution
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -237,7 +238,9 @@ func (s *Service) Drain(ctx context.Context) {
 // Close ends the calls and sandboxes that are left, with a reason, and returns
 // when nothing of them runs and every report was sent. Large outputs are
 // uploaded until uploadTime has passed; the reports then carry less.
-func (s *Service) Close() {
+//
+// An error means that ctx ended first: something of a sandbox hangs.
+func (s *Service) Close(ctx context.Context) error {
 	s.init()
 	defer s.giveUp()
 	defer time.AfterFunc(uploadTime, s.giveUp).Stop()
@@ -247,7 +250,17 @@ func (s *Service) Close() {
 		ses.cancel(shutdown)
 	}
 	s.mu.Unlock()
-	s.work.Wait()
+	gone := make(chan struct{})
+	go func() { // ends with the work
+		defer close(gone)
+		s.work.Wait()
+	}()
+	select {
+	case <-gone:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%+v still open: %w", s.Load(), context.Cause(ctx))
+	}
 }
 
 // report sends r in the name of this start of this runner.

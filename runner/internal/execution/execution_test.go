@@ -117,7 +117,9 @@ func TestStartsAreBounded(t *testing.T) {
 	if r.machine.most > 4 {
 		t.Errorf("%d at once", r.machine.most)
 	}
-	r.Close()
+	if err := r.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
 	over.Wait()
 }
 
@@ -391,7 +393,9 @@ func TestDrainWaitsAndThenEndsWithAReason(t *testing.T) {
 	if err := r.Start(startOrder("ses_2", 1), func() {}); refusedCode(err) != "draining" {
 		t.Errorf("a session while draining: %v", err)
 	}
-	r.Close()
+	if err := r.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
 	if done := r.inbox.wait(t, wire.CallDone, "call_1").Done; done.Status != "ok" {
 		t.Errorf("the call that ended in time is %s", done.Status)
 	}
@@ -455,7 +459,7 @@ func BenchmarkCallAroundExec(b *testing.B) {
 	m := &machine{live: map[string]*box{}, execs: map[string]int{}, scripts: map[string]script{"hello": says("hello\n", "", 0)}}
 	in := &inbox{arrived: make(chan struct{})}
 	s := &Service{Backend: m, Reports: in, Live: in, Blobs: &shelf{}, MaxStarts: 1, MaxCalls: 8, Now: time.Now, Log: bustest.Quiet()}
-	defer s.Close()
+	defer func() { _ = s.Close(context.Background()) }()
 	if err := s.Start(startOrder("ses_1", 1), func() {}); err != nil {
 		b.Fatal(err)
 	}

@@ -243,7 +243,9 @@ func newRig(t *testing.T) *rig {
 		Runner: "r1", Incarnation: "i1", MaxStarts: 4, MaxCalls: 64, Now: time.Now, Log: bustest.Quiet(),
 	}
 	t.Cleanup(func() {
-		r.Close()
+		if err := r.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
 		if n := r.machine.left(); n > 0 {
 			t.Errorf("%d sandboxes are left", n)
 		}

@@ -32,7 +32,7 @@ func (in *Intake) beat(ctx context.Context) error {
 			in.abandon(began)
 		}
 		every := in.BeatEvery
-		if in.heard.Load() == 0 {
+		if in.heard.Load() == nil {
 			every = min(every, beatHurry)
 		}
 		pause(ctx, every-time.Since(sent))
@@ -43,7 +43,7 @@ func (in *Intake) beat(ctx context.Context) error {
 // abandon closes every sandbox once the control plane was silent for too long.
 func (in *Intake) abandon(began time.Time) {
 	quiet := in.silence()
-	if in.heard.Load() == 0 {
+	if in.heard.Load() == nil {
 		quiet = in.Now().Sub(began)
 	}
 	if quiet > in.KeepUnheard {
@@ -54,10 +54,10 @@ func (in *Intake) abandon(began time.Time) {
 // silence is how long no beat was answered; very long before the first.
 func (in *Intake) silence() time.Duration {
 	heard := in.heard.Load()
-	if heard == 0 {
+	if heard == nil {
 		return 1<<63 - 1
 	}
-	return in.Now().Sub(time.UnixMilli(heard))
+	return in.Now().Sub(*heard)
 }
 
 // sendBeat sends one beat and takes the answer.
@@ -87,7 +87,7 @@ func (in *Intake) sendBeat(ctx context.Context, leaving bool) error {
 	if !reply.OK {
 		return errors.New("the control plane refused it: " + reply.Reason)
 	}
-	if in.heard.Swap(now.UnixMilli()) == 0 {
+	if in.heard.Swap(&now) == nil {
 		close(in.known)
 		in.Log.Info("runner is known to the control plane")
 	}

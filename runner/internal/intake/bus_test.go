@@ -210,7 +210,7 @@ func newRig(t *testing.T, edit func(*Intake)) *rig {
 		}
 	})
 	t.Cleanup(r.stop)
-	r.until("the first beat", func() bool { return r.in.heard.Load() != 0 })
+	r.until("the first beat", func() bool { return r.in.heard.Load() != nil })
 	return r
 }
 
@@ -727,7 +727,7 @@ func TestAnotherRunnersOrderIsRefused(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- in.Run(ctx) }()
 	defer func() { cancel(); <-ended }()
-	r.until("the second runner", func() bool { return in.heard.Load() != 0 })
+	r.until("the second runner", func() bool { return in.heard.Load() != nil })
 	sealed := r.seal(r.call("ses_1", "call_1"))
 	m, err := r.nc.Request(bus.Order("r2"), sealed, 5*time.Second)
 	if err != nil || !strings.Contains(string(m.Data), `"audience"`) {
@@ -893,7 +893,8 @@ func BenchmarkDecide(b *testing.B) {
 	s, own := signer(b), signer(b)
 	in := &Intake{Keys: envelope.NewKeys(s.Public()), Signer: own, Work: newWorker(), To: Audience{"r1", "inc1"}, Slots: 1, Now: time.Now, Log: bustest.Quiet()}
 	in.prepare()
-	in.heard.Store(time.Now().UnixMilli())
+	now := time.Now()
+	in.heard.Store(&now)
 	in.Unheard = time.Hour
 	in.memory.open(wire.Held{Session: "ses_1", Epoch: 1})
 	p := &plane{signer: s}

@@ -69,9 +69,9 @@ type Intake struct {
 	busy     sync.WaitGroup // handlers and claims
 	quiet    *rate.Limiter  // of log lines about refusals
 
-	draining atomic.Bool  // no new sessions
-	stopping atomic.Bool  // no new calls either
-	heard    atomic.Int64 // Unix milliseconds of the last answered beat; 0: never
+	draining atomic.Bool               // no new sessions
+	stopping atomic.Bool               // no new calls either
+	heard    atomic.Pointer[time.Time] // when the last answered beat was sent; nil: never
 	known    chan struct{}
 
 	mu      sync.Mutex
@@ -90,7 +90,7 @@ type About struct {
 // Drain first, and let the work end before ctx does.
 func (in *Intake) Run(ctx context.Context) error {
 	in.prepare()
-	sub, err := in.Conn.Subscribe(bus.Order(in.To.Runner), in.receive)
+	sub, err := in.Conn.SubscribeSync(bus.Order(in.To.Runner))
 	if err != nil {
 		return fmt.Errorf("listen for orders: %w", err)
 	}
@@ -98,6 +98,7 @@ func (in *Intake) Run(ctx context.Context) error {
 		return fmt.Errorf("bound the orders that wait: %w", err)
 	}
 	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return in.receive(gctx, sub) })
 	g.Go(func() error { return in.beat(gctx) })
 	g.Go(func() error { return in.tickets(gctx) })
 	err = g.Wait()
@@ -135,17 +136,33 @@ func (in *Intake) Rejects() map[string]int64 {
 	return maps.Clone(in.rejects)
 }
 
-// receive takes one order off the subscription; a handler of its own answers.
-func (in *Intake) receive(m *nats.Msg) {
-	in.handlers <- struct{}{}
-	in.busy.Go(func() {
-		defer func() { <-in.handlers }()
-		reply, act := in.decide(m.Subject, m.Data)
-		in.answer(m, reply)
-		if act != nil {
-			act()
+// receive takes orders off the subscription until ctx ends; each gets a handler
+// of its own.
+func (in *Intake) receive(ctx context.Context, sub *nats.Subscription) error {
+	for {
+		m, err := sub.NextMsgWithContext(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, nats.ErrSlowConsumer): // some were dropped, and their senders will ask
+			continue
+		case err != nil:
+			return fmt.Errorf("take the next order: %w", err)
 		}
-	})
+		in.handlers <- struct{}{}
+		in.busy.Go(func() {
+			defer func() { <-in.handlers }()
+			in.handle(m)
+		})
+	}
+}
+
+func (in *Intake) handle(m *nats.Msg) {
+	reply, act := in.decide(m.Subject, m.Data)
+	in.answer(m, reply)
+	if act != nil {
+		act()
+	}
 }
 
 func (in *Intake) answer(m *nats.Msg, reply wire.OrderReply) {

@@ -40,6 +40,7 @@ type memory struct {
 	mu       sync.Mutex
 	orders   map[key]int64       // id → forgotten after this Unix millisecond
 	sessions map[string]*history // by session: its latest epoch here
+	claiming map[string]int64    // by session: the epoch that is being claimed
 	calls    int                 // in all histories
 	swept    int64
 }
@@ -52,32 +53,37 @@ type history struct {
 }
 
 func newMemory(orders, calls int) *memory {
-	return &memory{maxOrders: orders, maxCalls: calls, orders: map[key]int64{}, sessions: map[string]*history{}}
+	return &memory{maxOrders: orders, maxCalls: calls, orders: map[key]int64{}, sessions: map[string]*history{}, claiming: map[string]int64{}}
 }
 
-// open begins the history of a session's epoch; false: that epoch or a later
-// one was here before.
-func (m *memory) open(held wire.Held) bool {
+// reserve sets an epoch apart for a claim; false: that epoch or a later one is
+// here, was here or is being claimed.
+func (m *memory) reserve(held wire.Held) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if h := m.sessions[held.Session]; h != nil {
-		if h.epoch >= held.Epoch {
-			return false
-		}
-		m.calls -= len(h.calls)
+	if h := m.sessions[held.Session]; h != nil && h.epoch >= held.Epoch || m.claiming[held.Session] > 0 {
+		return false
 	}
-	m.sessions[held.Session] = &history{epoch: held.Epoch, calls: map[key]state{}}
+	m.claiming[held.Session] = held.Epoch
 	return true
 }
 
-// unopen forgets an epoch that did not become ours.
-func (m *memory) unopen(held wire.Held) {
+// release ends a claim, whatever came of it.
+func (m *memory) release(held wire.Held) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if h := m.sessions[held.Session]; h != nil && h.epoch == held.Epoch {
+	delete(m.claiming, held.Session)
+}
+
+// open begins the history of an epoch that became ours; an older one is
+// forgotten, since no order can be for it any more.
+func (m *memory) open(held wire.Held) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if h := m.sessions[held.Session]; h != nil {
 		m.calls -= len(h.calls)
-		delete(m.sessions, held.Session)
 	}
+	m.sessions[held.Session] = &history{epoch: held.Epoch, calls: map[key]state{}}
 }
 
 // close says that nothing of the epoch is left; what was is still known until
@@ -116,7 +122,13 @@ func (m *memory) admit(o wire.Order, now int64) (state, *Refusal) {
 }
 
 func (m *memory) epoch(o wire.Order) (*history, *Refusal) {
-	if o.Kind == wire.OrderDrain {
+	switch o.Kind {
+	case wire.OrderDrain:
+		return nil, nil
+	case wire.OrderStart:
+		if m.claiming[o.Session] != o.Epoch {
+			return nil, refuse("epoch", "the epoch was not claimed")
+		}
 		return nil, nil
 	}
 	h := m.sessions[o.Session]

@@ -93,11 +93,11 @@ func (in *Intake) ticket(ctx context.Context, m *nats.Msg) bool {
 		return false
 	}
 	held := wire.Held{Session: t.Session, Epoch: t.Epoch}
-	if !in.memory.open(held) {
+	if !in.memory.reserve(held) {
 		return false // it is here already, or was
 	}
+	defer in.memory.release(held)
 	if err := in.claim(ctx, held); err != nil {
-		in.memory.unopen(held)
 		in.Log.Info("session was not claimed", "session", held.Session, "epoch", held.Epoch, "why", err)
 		return false
 	}
@@ -133,10 +133,15 @@ func (in *Intake) claim(ctx context.Context, held wire.Held) error {
 		}
 		return r
 	}
-	return in.Work.Start(o, func() {
+	in.memory.open(held) // first: a call may come as soon as the start is reported
+	err = in.Work.Start(o, func() {
 		in.memory.close(held, in.Now().UnixMilli())
 		<-in.slots
 	})
+	if err != nil {
+		in.memory.close(held, in.Now().UnixMilli())
+	}
+	return err
 }
 
 func (in *Intake) askClaim(ctx context.Context, held wire.Held) (wire.ClaimReply, error) {

@@ -211,8 +211,19 @@ func target(o wire.Order, id string) wire.Order {
 
 func TestMemoryAdmitsOnce(t *testing.T) {
 	m := newMemory(100, 100)
-	if !m.open(wire.Held{Session: "ses_1", Epoch: 3}) {
-		t.Fatal("a new session was not opened")
+	if !m.reserve(wire.Held{Session: "ses_1", Epoch: 3}) || m.reserve(wire.Held{Session: "ses_1", Epoch: 4}) {
+		t.Fatal("a session is claimed not once")
+	}
+	if _, r := m.admit(order(wire.OrderStart, "j00", 2), 1000); codeOf(r) != "epoch" {
+		t.Errorf("a start that was not claimed: %v", r)
+	}
+	if _, r := m.admit(order(wire.OrderStart, "j0", 3), 1000); r != nil {
+		t.Errorf("the start: %v", r)
+	}
+	m.open(wire.Held{Session: "ses_1", Epoch: 3})
+	m.release(wire.Held{Session: "ses_1", Epoch: 3})
+	if _, r := m.admit(order(wire.OrderStart, "j01", 3), 1000); codeOf(r) != "epoch" {
+		t.Errorf("a second start: %v", r)
 	}
 	for i, tt := range []struct {
 		name  string
@@ -249,14 +260,14 @@ func TestMemoryKnowsEndedSessionsForAWhile(t *testing.T) {
 	m := newMemory(100, 100)
 	held := wire.Held{Session: "ses_1", Epoch: 1}
 	m.open(held)
-	if m.open(held) {
-		t.Error("the same epoch was opened twice")
+	if m.reserve(held) {
+		t.Error("the same epoch was claimed twice")
 	}
 	m.admit(withCall(order(wire.OrderCall, "j1", 1), "call_1"), 0)
 	m.mark(held, "call_1", finished)
 	m.close(held, 0)
-	if m.open(held) {
-		t.Error("an ended epoch was opened again")
+	if m.reserve(held) {
+		t.Error("an ended epoch was claimed again")
 	}
 	if _, r := m.admit(withCall(order(wire.OrderCall, "j2", 1), "call_2"), 10); codeOf(r) != "unknown_session" {
 		t.Errorf("a call for an ended session: %v", r)
@@ -271,8 +282,21 @@ func TestMemoryKnowsEndedSessionsForAWhile(t *testing.T) {
 	if m.calls != 0 || len(m.sessions) != 0 {
 		t.Errorf("%d calls of %d sessions are remembered", m.calls, len(m.sessions))
 	}
-	if !m.open(wire.Held{Session: "ses_1", Epoch: 2}) {
-		t.Error("the next epoch was not opened")
+	if !m.reserve(wire.Held{Session: "ses_1", Epoch: 2}) {
+		t.Error("the next epoch was not claimed")
+	}
+}
+
+func TestAFailedClaimLeavesTheOlderEpochAlone(t *testing.T) {
+	m := newMemory(100, 100)
+	m.open(wire.Held{Session: "ses_1", Epoch: 1})
+	next := wire.Held{Session: "ses_1", Epoch: 2}
+	if !m.reserve(next) {
+		t.Fatal("the next epoch was not claimed")
+	}
+	m.release(next)
+	if _, r := m.admit(withCall(order(wire.OrderCall, "j1", 1), "call_1"), 0); r != nil {
+		t.Errorf("got %v", r)
 	}
 }
 
