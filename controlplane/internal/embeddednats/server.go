@@ -233,11 +233,13 @@ func free(host string, port int) bool {
 // quiet passes on what the server warns of and drops its chatter.
 type quiet struct{ log *slog.Logger }
 
-func (q quiet) Noticef(format string, v ...any) { q.log.Debug("bus", "says", fmt.Sprintf(format, v...)) }
-func (q quiet) Debugf(string, ...any)           {}
-func (q quiet) Tracef(string, ...any)           {}
-func (q quiet) Errorf(format string, v ...any)  { q.log.Error("bus", "says", fmt.Sprintf(format, v...)) }
-func (q quiet) Fatalf(format string, v ...any)  { q.log.Error("bus", "says", fmt.Sprintf(format, v...)) }
+func (q quiet) Noticef(format string, v ...any) {
+	q.log.Debug("bus", "says", fmt.Sprintf(format, v...))
+}
+func (q quiet) Debugf(string, ...any)          {}
+func (q quiet) Tracef(string, ...any)          {}
+func (q quiet) Errorf(format string, v ...any) { q.log.Error("bus", "says", fmt.Sprintf(format, v...)) }
+func (q quiet) Fatalf(format string, v ...any) { q.log.Error("bus", "says", fmt.Sprintf(format, v...)) }
 
 // Warnf hides the one warning that does not fit: passwords are random and in
 // memory only, so hashing them would gain nothing and slow each connection.
