@@ -44,10 +44,19 @@ func (p *prepared) learn(ctx context.Context, db *sqlx.DB, query string) *sqlx.S
 	if err != nil {
 		return nil // run as it is, it tells the error
 	}
+	if first := p.keep(query, s); first != s {
+		s.Close() // waits for the connection, which may be busy: never under the lock
+		return first
+	}
+	return s
+}
+
+// keep keeps s as the prepared form of query, unless there is one, and returns
+// the one that is kept.
+func (p *prepared) keep(query string, s *sqlx.Stmt) *sqlx.Stmt {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if first := p.byQuery[query]; first != nil {
-		s.Close()
 		return first
 	}
 	if p.byQuery == nil {
