@@ -52,6 +52,14 @@ var (
 	noString  = cstring("")
 )
 
+// signalInfo is the kernel's siginfo. The pid is 0 when the sender is outside
+// of the pid namespace, which only the init is.
+var signalInfo struct {
+	_   [4]int32
+	pid int32
+	_   [27]int32
+}
+
 // note is a fork's only outgoing message; a fork has its own copy.
 var (
 	note       inside.Note
@@ -149,8 +157,8 @@ func waitFor(main int) {
 			return
 		case errno != 0:
 		case pid == 0:
-			signal, _, _ := syscall.RawSyscall6(syscall.SYS_RT_SIGTIMEDWAIT, ptr(&waited), 0, 0, sigSetBytes, 0, 0)
-			if signal == uintptr(syscall.SIGTERM) {
+			signal, _, _ := syscall.RawSyscall6(syscall.SYS_RT_SIGTIMEDWAIT, ptr(&waited), ptr(&signalInfo), 0, sigSetBytes, 0, 0)
+			if signal == uintptr(syscall.SIGTERM) && signalInfo.pid == 0 {
 				note.B = 1
 				return
 			}

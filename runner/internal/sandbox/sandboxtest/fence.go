@@ -141,7 +141,7 @@ subprocess.run(["sleep", "`+mark+`"])
 	}
 	r := Exec(t, two, within(10*time.Second, Bash(`
 for d in /workspace /tmp /dev/shm /var/tmp; do ls -A $d; done
-cat /proc/[0-9]*/cmdline | tr '\0' ' ' | grep -F 'sle''ep `+mark+`'
+case $(cat /proc/[0-9]*/cmdline | tr '\0' ' ') in *'sle''ep `+mark+`'*) echo process;; esac
 (exec 9<>/dev/tcp/127.0.0.1/4444) 2>/dev/null && echo connected
 python3 -c 'import socket; socket.socket(socket.AF_UNIX).connect("\0trace"); print("abstract")' 2>/dev/null
 ipcs -m -q | grep -c 0x

@@ -430,6 +430,10 @@ func (x *box) take() (*supervisor, error) {
 func (x *box) stockUp() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.stock()
+}
+
+func (x *box) stock() {
 	if x.dead || len(x.spares) > 0 {
 		return
 	}

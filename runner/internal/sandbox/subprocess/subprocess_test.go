@@ -2,11 +2,17 @@ package subprocess
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/bigwave/bigwave/runner/internal/cgroup"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 	"github.com/bigwave/bigwave/runner/internal/sandbox/sandboxtest"
 )
@@ -14,11 +20,17 @@ import (
 // initProgram is built once for all tests.
 var initProgram string
 
+// initEnv hands it to a run of these tests as another user.
+const initEnv = "BIGWAVE_TEST_INIT"
+
 func TestMain(m *testing.M) {
 	os.Exit(run(m))
 }
 
 func run(m *testing.M) int {
+	if initProgram = os.Getenv(initEnv); initProgram != "" { // as an ordinary user
+		return m.Run()
+	}
 	dir, err := os.MkdirTemp("", "bigwave-init-")
 	if err != nil {
 		panic(err)
@@ -59,5 +71,276 @@ func newBackend(t testing.TB, change ...func(*Config)) *Backend {
 }
 
 func TestBackend(t *testing.T) {
-	sandboxtest.Run(t, func(t *testing.T) sandbox.Backend { return newBackend(t) })
+	sandboxtest.Run(t, func(t *testing.T) sandbox.Backend {
+		return newBackend(t, func(c *Config) {
+			if os.Geteuid() != 0 {
+				c.AllowWeak = []string{"memory", "pids", "cpu"}
+			}
+		})
+	})
+}
+
+// TestAsOrdinaryUser runs the same suite with nothing but user namespaces.
+func TestAsOrdinaryUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("this is an ordinary user")
+	}
+	program := filepath.Join(filepath.Dir(initProgram), "subprocess.test")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(program, content, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), program, "-test.run=^(TestBackend|TestWeak.*|TestRefusesWithoutLimits)$", "-test.short", "-test.v")
+	cmd.Dir = os.TempDir()
+	cmd.Env = []string{initEnv + "=" + initProgram, "PATH=/usr/bin:/bin", "HOME=/nonexistent", "TMPDIR=" + os.TempDir()}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 12345}}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestRefusesWithoutLimits is for hosts where an ordinary user has no cgroup.
+func TestRefusesWithoutLimits(t *testing.T) {
+	b := newBackend(t)
+	if b.cgroups.Has(cgroup.Memory) {
+		t.Skip("limits are to be had here")
+	}
+	_, err := b.Start(t.Context(), sandbox.Spec{ID: "open", Policy: sandboxtest.Policy()})
+	e, ok := errors.AsType[*sandbox.StartError](err)
+	if !ok || e.Code != "policy_unenforceable" || e.Field != "memory_mb" {
+		t.Errorf("got %v", err)
+	}
+	missing := map[string]bool{}
+	for _, p := range b.Check(t.Context()).Missing() {
+		missing[p.Name] = true
+	}
+	for _, name := range []string{"cgroup memory", "cgroup pids", "cgroup cpu"} {
+		if !missing[name] {
+			t.Errorf("the report does not miss %s", name)
+		}
+	}
+}
+
+func start(t testing.TB, b *Backend) *box {
+	t.Helper()
+	return sandboxtest.Start(t, b).(*box)
+}
+
+func TestInitIsKilled(t *testing.T) {
+	b := newBackend(t)
+	x := start(t, b)
+	died := make(chan sandbox.Exit, 1)
+	started := make(chan struct{})
+	go func() {
+		p := sandboxtest.Bash("sleep 60")
+		p.Started = func() { close(started) }
+		e, _ := x.Exec(t.Context(), p)
+		died <- e
+	}()
+	<-started
+	if err := syscall.Kill(x.process.Pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-x.Done():
+	case <-time.After(5 * time.Second):
+		t.Fatal("Done was not closed")
+	}
+	if e := <-died; e.Reason != sandbox.Died {
+		t.Errorf("got %+v", e)
+	}
+	if pids := x.group.Processes(); len(pids) > 0 {
+		t.Errorf("processes %v outlived the init", pids)
+	}
+	if _, err := x.Exec(t.Context(), sandboxtest.Bash("true")); !errors.Is(err, sandbox.ErrClosed) {
+		t.Errorf("Exec: %v", err)
+	}
+}
+
+func TestSupervisorIsKilled(t *testing.T) {
+	b := newBackend(t)
+	x := start(t, b)
+	p := sandboxtest.Bash("sleep 60")
+	p.Started = func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		for c := range x.calls {
+			for range 2 { // asked, and then ended
+				_ = x.kill(c.sup)
+			}
+		}
+	}
+	e, err := x.Exec(t.Context(), p)
+	if err != nil || e.Reason != sandbox.Exited || e.Signal != "SIGKILL" || e.OOM {
+		t.Errorf("got %+v, %v", e, err)
+	}
+	if e, err := x.Exec(t.Context(), sandboxtest.Bash("exit 3")); err != nil || e.Code != 3 {
+		t.Errorf("the next call: got %+v, %v", e, err)
+	}
+}
+
+func TestSpareSupervisorIsKilled(t *testing.T) {
+	x := start(t, newBackend(t))
+	for range 20 {
+		x.mu.Lock()
+		x.stock()
+		spare := x.spares[0]
+		_, _ = x.kill(spare), x.kill(spare)
+		x.mu.Unlock()
+		<-spare.ended
+		if e, err := x.Exec(t.Context(), sandboxtest.Bash("exit 3")); err != nil || e.Code != 3 {
+			t.Fatalf("got %+v, %v", e, err)
+		}
+	}
+}
+
+func TestOneBackendPerDataDirectory(t *testing.T) {
+	cfg := config(t)
+	b := newBackend(t, func(c *Config) { *c = cfg })
+	if _, err := New(cfg); err == nil {
+		t.Fatal("two backends share a data directory")
+	}
+	if err := b.Close(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	newBackend(t, func(c *Config) { *c = cfg })
+}
+
+// TestCrash ends a process that holds a backend as kill -9 would.
+func TestCrash(t *testing.T) {
+	if dir := os.Getenv("BIGWAVE_TEST_CRASH"); dir != "" {
+		crash(t, dir)
+		return
+	}
+	dir := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestCrash$")
+	cmd.Env = append(os.Environ(), "BIGWAVE_TEST_CRASH="+dir, initEnv+"="+initProgram)
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "sandbox is up") {
+		t.Fatalf("the crash did not happen: %v\n%s", err, out)
+	}
+	b := newBackend(t, func(c *Config) { c.DataDir, c.RunnerID, c.Spares = dir, "crash-test", -1 })
+	begin := time.Now()
+	if err := b.Sweep(t.Context()); err != nil {
+		t.Fatalf("Sweep: %v", err)
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("took %v", took)
+	}
+	if entries, err := os.ReadDir(filepath.Join(dir, "sandboxes")); err != nil || len(entries) > 0 {
+		t.Errorf("left: %v, %v", entries, err)
+	}
+	for _, pattern := range []string{"/sys/fs/cgroup/*/bigwave/crash-test/*/", "/sys/fs/cgroup/bigwave/crash-test/*/"} {
+		if left, _ := filepath.Glob(pattern); len(left) > 0 {
+			t.Errorf("left: %v", left)
+		}
+	}
+	if out, _ := exec.Command("pgrep", "-f", "sleep 86399").Output(); len(out) > 0 {
+		t.Errorf("left: process %s", out)
+	}
+}
+
+func crash(t *testing.T, dir string) {
+	cfg := config(t)
+	cfg.DataDir, cfg.RunnerID = dir, "crash-test"
+	b, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := b.Start(t.Context(), sandbox.Spec{ID: "x", Policy: sandboxtest.Policy()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := sandboxtest.Bash("mkdir d; echo x > d/f; chmod 0 d; setsid sleep 86399 & sleep 86399")
+	p.Started = func() {
+		time.Sleep(200 * time.Millisecond)
+		fmt.Println("sandbox is up")
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	}
+	_, _ = s.Exec(t.Context(), p)
+}
+
+func TestRemoveTree(t *testing.T) {
+	parent, outside := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(outside, "keep"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(parent, "box"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	script := `cd box; ln -s "$0" out; ln -s "$0/keep" f; mkfifo p; mkdir -p a/b; ln -s "$0" a/b/out; chmod 0 a/b a
+python3 -c '
+import os
+for i in range(10000):
+    os.mkdir("deep"); os.chdir("deep")
+open(b"\xff\n-rf", "w")'`
+	cmd := exec.Command("bash", "-c", script, outside)
+	cmd.Dir = parent
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := removeTree(parent, "box"); err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := os.ReadDir(parent); err != nil || len(entries) > 0 {
+		t.Errorf("left: %v, %v", entries, err)
+	}
+	if info, err := os.Stat(filepath.Join(outside, "keep")); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("what a link led to: %v, %v", info, err)
+	}
+	if err := removeTree(parent, "missing"); err != nil {
+		t.Errorf("nothing to remove: %v", err)
+	}
+}
+
+func TestBlamed(t *testing.T) {
+	for name, c := range map[string]struct {
+		v    verdict
+		want bool
+	}{
+		"no kill":                          {verdict{alone: true, killed: true}, false},
+		"alone":                            {verdict{kills: 1, alone: true}, true},
+		"alone, and killed by us later":    {verdict{kills: 1, alone: true, byUs: true, before: true}, true},
+		"alone, killed by us first":        {verdict{kills: 1, alone: true, byUs: true}, false},
+		"beside others, unhurt":            {verdict{kills: 1}, false},
+		"beside others, killed":            {verdict{kills: 1, killed: true}, true},
+		"beside others, its supervisor":    {verdict{kills: 1, unspoken: true}, true},
+		"beside others, killed by us":      {verdict{kills: 1, byUs: true, before: true}, false},
+		"killed, but not by the limit":     {verdict{killed: true}, false},
+		"its supervisor, not by the limit": {verdict{alone: true, unspoken: true}, false},
+	} {
+		if got := blamed(c.v); got != c.want {
+			t.Errorf("%s: got %v", name, got)
+		}
+	}
+}
+
+func TestBeneathWorkspace(t *testing.T) {
+	for path, want := range map[string]string{
+		"a":                   "a",
+		"/workspace/a/b":      "a/b",
+		"/workspace":          ".",
+		"":                    ".",
+		"a/../b":              "b",
+		"a/":                  "a/",
+		"/workspace/./../a":   "",
+		"/workspace2":         "",
+		"..":                  "",
+		"/workspace/..":       "",
+		"/workspace/a/../..":  "",
+		"/":                   "",
+		"/workspace//a//b/./": "a/b/",
+	} {
+		got, ok := beneathWorkspace(path)
+		if got != want && ok || ok != (want != "") {
+			t.Errorf("%q: got %q, %v, want %q", path, got, ok, want)
+		}
+	}
 }
