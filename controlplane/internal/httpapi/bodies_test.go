@@ -178,7 +178,7 @@ func TestHostileJSONIsAnsweredFast(t *testing.T) {
 			if res.status != tc.status && !(tc.status == 200 && res.status == 202) {
 				t.Errorf("got %d, want %d: %s", res.status, tc.status, clip(res.body))
 			}
-			if took > 5*time.Second { // what is quadratic takes minutes
+			if took > 20*time.Second { // what is quadratic takes minutes, also on a busy machine
 				t.Errorf("took %v", took)
 			}
 			t.Logf("%d bytes, %v", len(tc.body), took)

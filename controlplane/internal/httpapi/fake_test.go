@@ -145,7 +145,8 @@ func (f *fakeRuns) Start(_ context.Context, p identity.Principal, sessionID stri
 		})
 	}
 	f.runs[r.ID] = r
-	f.wg.Go(func() { f.script(f.ctx, r.ID) })
+	script := f.script
+	f.wg.Go(func() { script(f.ctx, r.ID) })
 	return r, nil
 }
 

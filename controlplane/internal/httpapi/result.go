@@ -15,7 +15,7 @@ type runResponse struct {
 	ID         string        `json:"id"`
 	SessionID  string        `json:"session_id"`
 	Status     string        `json:"status"`
-	Calls      []any         `json:"calls"` // openCall or finalCall
+	Calls      []any         `json:"calls"` // openCall, finalCall or endedCall
 	Output     string        `json:"output"`
 	Usage      usageResponse `json:"usage"`
 	CreatedAt  *time.Time    `json:"created_at"`
@@ -37,8 +37,8 @@ type openCall struct {
 	Status    string         `json:"status"`
 }
 
-// finalCall is a call with its result.
-type finalCall struct {
+// endedCall is a call that is over, without what it printed.
+type endedCall struct {
 	ID           string            `json:"id"`
 	Name         string            `json:"name"`
 	Arguments    jsontext.Value    `json:"arguments"`
@@ -46,16 +46,9 @@ type finalCall struct {
 	Error        *failureResponse  `json:"error"`
 	ExitCode     *int              `json:"exit_code"`
 	Signal       *string           `json:"signal"`
-	Stdout       string            `json:"stdout"`
-	Stderr       string            `json:"stderr"`
 	StdoutBytes  int64             `json:"stdout_bytes"`
 	StderrBytes  int64             `json:"stderr_bytes"`
 	Truncated    bool              `json:"truncated"`
-	Lossy        bool              `json:"lossy"`
-	StdoutBase64 string            `json:"stdout_base64,omitempty"`
-	StderrBase64 string            `json:"stderr_base64,omitempty"`
-	Result       *string           `json:"result"`
-	Encoding     string            `json:"encoding,omitempty"`
 	DurationMS   float64           `json:"duration_ms"`
 	CPUMS        float64           `json:"cpu_ms"`
 	MemoryPeak   int64             `json:"memory_peak_bytes"`
@@ -68,6 +61,18 @@ type finalCall struct {
 	Isolation    string            `json:"isolation"`
 	ImageDigest  string            `json:"image_digest"`
 	PolicyDigest string            `json:"policy_digest"`
+}
+
+// finalCall is a call with its whole result.
+type finalCall struct {
+	endedCall
+	Stdout       string  `json:"stdout"`
+	Stderr       string  `json:"stderr"`
+	Lossy        bool    `json:"lossy"`
+	StdoutBase64 string  `json:"stdout_base64,omitempty"`
+	StderrBase64 string  `json:"stderr_base64,omitempty"`
+	Result       *string `json:"result"`
+	Encoding     string  `json:"encoding,omitempty"`
 }
 
 type failureResponse struct {
@@ -85,7 +90,12 @@ type denialResponse struct {
 	Reason string `json:"reason"`
 }
 
-func newRunResponse(r run.Run) runResponse {
+func newRunResponse(r run.Run) runResponse { return runWith(r, newCallResponse) }
+
+// newListedRun leaves out what the calls printed: a list would not be a page.
+func newListedRun(r run.Run) runResponse { return runWith(r, newListedCall) }
+
+func runWith(r run.Run, call func(run.Call) any) runResponse {
 	out := runResponse{
 		ID: r.ID, SessionID: r.Session, Status: string(r.Status), Output: r.Output,
 		Calls:     make([]any, 0, len(r.Calls)),
@@ -93,23 +103,40 @@ func newRunResponse(r run.Run) runResponse {
 		CreatedAt: instant(r.CreatedAt), StartedAt: instant(r.StartedAt), FinishedAt: instant(r.FinishedAt),
 	}
 	for _, c := range r.Calls {
-		out.Calls = append(out.Calls, newCallResponse(c))
+		out.Calls = append(out.Calls, call(c))
 	}
 	return out
 }
 
 // newCallResponse is an openCall or, once the call is final, a finalCall.
 func newCallResponse(c run.Call) any {
-	args := jsontext.Value(c.Arguments)
-	if len(args) == 0 {
-		args = jsontext.Value("{}")
-	}
 	if !c.Status.Final() {
-		return openCall{ID: c.ClientID, Name: c.Name, Arguments: args, Status: string(c.Status)}
+		return newOpenCall(c)
 	}
+	out := finalCall{endedCall: newEndedCall(c)}
+	out.Stdout, out.StdoutBase64 = kept(c.Result.Stdout)
+	out.Stderr, out.StderrBase64 = kept(c.Result.Stderr)
+	out.Lossy = out.StdoutBase64 != "" || out.StderrBase64 != ""
+	out.Result, out.Encoding = value(c.Result)
+	return out
+}
+
+// newListedCall is an openCall or an endedCall.
+func newListedCall(c run.Call) any {
+	if !c.Status.Final() {
+		return newOpenCall(c)
+	}
+	return newEndedCall(c)
+}
+
+func newOpenCall(c run.Call) openCall {
+	return openCall{ID: c.ClientID, Name: c.Name, Arguments: orEmpty(c.Arguments), Status: string(c.Status)}
+}
+
+func newEndedCall(c run.Call) endedCall {
 	r := c.Result
-	out := finalCall{
-		ID: c.ClientID, Name: c.Name, Arguments: args, Status: string(c.Status),
+	out := endedCall{
+		ID: c.ClientID, Name: c.Name, Arguments: orEmpty(c.Arguments), Status: string(c.Status),
 		Error: newFailure(r.Error), ExitCode: r.ExitCode, Signal: optional(r.Signal),
 		StdoutBytes: r.StdoutBytes, StderrBytes: r.StderrBytes, Truncated: r.Truncated,
 		DurationMS: r.DurationMS, CPUMS: r.CPUMS, MemoryPeak: r.MemoryPeak, OOMKills: r.OOMKills,
@@ -120,10 +147,6 @@ func newCallResponse(c run.Call) any {
 	for _, d := range r.Denials {
 		out.Denials = append(out.Denials, denialResponse(d))
 	}
-	out.Stdout, out.StdoutBase64 = kept(r.Stdout)
-	out.Stderr, out.StderrBase64 = kept(r.Stderr)
-	out.Lossy = out.StdoutBase64 != "" || out.StderrBase64 != ""
-	out.Result, out.Encoding = value(r)
 	return out
 }
 

@@ -254,7 +254,7 @@ func (s *Server) listRuns(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	return write(c, http.StatusOK, newList(found, next, newRunResponse))
+	return write(c, http.StatusOK, newList(found, next, newListedRun))
 }
 
 func (s *Server) getRun(c echo.Context) error {

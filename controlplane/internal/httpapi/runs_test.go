@@ -40,7 +40,10 @@ func TestRunIsAnsweredWhenItIsOver(t *testing.T) {
 		t.Error("parallel was lost")
 	}
 	a.admin("GET", "/v1/agent-sessions/"+ses+"/runs/"+r.ID, "").want(200)
-	a.admin("GET", "/v1/agent-sessions/"+ses+"/runs", "").want(200)
+	listed := a.admin("GET", "/v1/agent-sessions/"+ses+"/runs", "").want(200)
+	if strings.Contains(string(listed.body), `"stdout":`) || !strings.Contains(string(listed.body), `"stdout_bytes":`) {
+		t.Errorf("a list holds what calls printed: %s", clip(listed.body))
+	}
 	if again := a.admin("POST", "/v1/agent-sessions/"+ses+"/runs/"+r.ID+"/cancel", "").want(200); again.str("status") != "finished" {
 		t.Errorf("got %s", again.body)
 	}
