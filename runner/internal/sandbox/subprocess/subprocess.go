@@ -9,6 +9,8 @@ package subprocess
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -97,11 +99,23 @@ func New(cfg Config) (*Backend, error) {
 	if b.init, err = os.Open(cfg.InitPath); err != nil {
 		return nil, errors.Join(fmt.Errorf("open the init program: %w", err), b.lock.Close())
 	}
-	if b.cgroups, err = cgroup.Find(cfg.CgroupParent, cfg.RunnerID); err != nil {
+	if b.cgroups, err = cgroup.Find(cfg.CgroupParent, ownCgroup(cfg)); err != nil {
 		return nil, errors.Join(err, b.init.Close(), b.lock.Close())
 	}
 	b.host = lookAtHost(cfg.Python)
 	return b, nil
+}
+
+// ownCgroup names the cgroup of everything this backend makes. The data
+// directory is part of the name, since its lock is what makes us the owner:
+// two runners of one name on one host must not sweep each other's sandboxes.
+func ownCgroup(cfg Config) string {
+	dir, err := filepath.Abs(cfg.DataDir)
+	if err != nil {
+		dir = cfg.DataDir
+	}
+	sum := sha256.Sum256([]byte(dir))
+	return cfg.RunnerID + "-" + hex.EncodeToString(sum[:4])
 }
 
 // takeDataDir makes dir and holds its lock for as long as the file is open.
