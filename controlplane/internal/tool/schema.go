@@ -81,12 +81,16 @@ func compileSchema(raw json.RawMessage) (s *schema, err error) {
 	if err != nil {
 		return nil, schemaFault(err)
 	}
+	if loops(s.compiled) {
+		return nil, badSchema(nil, "has a $ref that leads back to itself on the same value")
+	}
 	return s, nil
 }
 
 type compiler struct{ *jsonschema.Compiler }
 
-const schemaURL = "urn:tool:parameters"
+// schemaURL is what relative references start from: nowhere.
+const schemaURL = "https://parameters.invalid/schema"
 
 func (c compiler) compile(doc any) (*jsonschema.Schema, error) {
 	if err := c.AddResource(schemaURL, doc); err != nil {
@@ -131,21 +135,22 @@ func (p *meteredPattern) MatchString(text string) bool {
 	return p.Regexp.MatchString(text)
 }
 
-// meter charges each visit of a schema to a value.
+// meter charges each visit of a schema to a value, deep ones more: an error
+// there carries the whole path.
 type meter struct {
 	s    *schema
 	cost int
 }
 
-func (m meter) Validate(_ *jsonschema.ValidatorContext, v any) {
+func (m meter) Validate(ctx *jsonschema.ValidatorContext, v any) {
+	cost := m.cost + len(ctx.ValueLocation())
 	switch v := v.(type) {
 	case []any:
-		m.s.spend(m.cost + len(v))
+		cost += len(v)
 	case map[string]any:
-		m.s.spend(m.cost + len(v))
-	default:
-		m.s.spend(m.cost)
+		cost += len(v)
 	}
+	m.s.spend(cost)
 }
 
 // check refuses arguments that do not fit, naming the first one.
@@ -261,7 +266,11 @@ func argumentFault(err error) error {
 	if len(at) > 0 {
 		name = clip(at[0], 100)
 	}
-	return fault.Wrap(err, fault.Invalid, "argument %s %s", place(at), why(leaf.ErrorKind)).
+	subject := "the arguments together"
+	if len(at) > 0 {
+		subject = "argument " + place(at)
+	}
+	return fault.Wrap(err, fault.Invalid, "%s %s", subject, why(leaf.ErrorKind)).
 		WithCode(string(fault.InvalidArguments)).On(name)
 }
 
@@ -324,9 +333,9 @@ func why(k jsonschema.ErrorKind) string {
 		return "must have the format " + strconv.Quote(clip(k.Want, 100))
 	}
 	if path := k.KeywordPath(); len(path) > 0 {
-		return "does not fit " + strconv.Quote(clip(path[0], 100)) + " of the tool's parameters"
+		return "must fit " + strconv.Quote(clip(path[0], 100)) + " of the tool's parameters"
 	}
-	return "does not fit the tool's parameters"
+	return "must fit the tool's parameters"
 }
 
 // list writes the allowed values, the first of them at least.
