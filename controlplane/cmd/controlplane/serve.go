@@ -126,7 +126,8 @@ func wire(cfg config.Config, log *slog.Logger, signer *envelope.Signer, db *stor
 		Store: db, Policies: policies, Runs: run, Stopper: d,
 		IdleTTL: cfg.SessionIdleTTL, TTL: cfg.SessionTTL, Now: time.Now, NewID: newID, Log: log,
 	}
-	d.Sessions, d.Runs, d.Fleet, machines.Runs = newStartTimer(sessions, metrics), run, machines, run
+	d.Sessions, d.Runs, d.Fleet = newStartTimer(sessions, metrics), run, machines
+	machines.Runs, machines.Sessions = run, sessions
 
 	return &parts{
 		db: db, dispatcher: d, sessions: sessions, runs: run, fleet: machines,

@@ -3,9 +3,11 @@ package fleet
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/bigwave/bigwave/controlplane/internal/session"
 	"github.com/bigwave/bigwave/shared/fault"
 )
 
@@ -49,8 +51,13 @@ type Store interface {
 	SilentRunners(ctx context.Context, t time.Time) ([]Runner, error)
 	// OrphanStarts lists starts that hold sessions although they are not, or no longer, current.
 	OrphanStarts(ctx context.Context) ([]Start, error)
-	// NotHeldBy lists those of held that the start does not, or no longer, own.
-	NotHeldBy(ctx context.Context, s Start, held []Held) ([]Held, error)
+	// HeldBy lists what the start owns; true where the sandbox is up.
+	HeldBy(ctx context.Context, s Start) (map[Held]bool, error)
+}
+
+// Sessions is told of a sandbox that is gone without a word.
+type Sessions interface {
+	Ended(ctx context.Context, c session.Claim, code, message string) error
 }
 
 // Runs is told which start of a runner is gone. It may be told twice.
@@ -62,6 +69,7 @@ type Runs interface {
 type Service struct {
 	Store     Store
 	Runs      Runs
+	Sessions  Sessions
 	LostAfter time.Duration // from the last beat; 0: 45 s
 	// Hearing says since when this replica has been able to hear the bus
 	// without a break; false: it can't now, and nobody is called lost.
@@ -74,6 +82,7 @@ type Service struct {
 	Log        *slog.Logger
 
 	mu         sync.Mutex
+	missing    map[Start]map[Held]int // live sessions that so many beats in a row did not name
 	superseded map[Start]time.Time
 	clear      time.Time // since when nothing kept this replica from noticing beats
 	swept      time.Time // the last sweep
@@ -108,10 +117,59 @@ func (s *Service) Beat(ctx context.Context, b Beat) ([]Held, error) {
 	if err := s.Store.PutRunner(ctx, r); err != nil {
 		return nil, s.deaf(err)
 	}
-	if len(b.Sessions) == 0 {
-		return nil, nil
+	owned, err := s.Store.HeldBy(ctx, start)
+	if err != nil {
+		return nil, err
 	}
-	return s.Store.NotHeldBy(ctx, start, b.Sessions)
+	for _, h := range s.unnamed(start, owned, b.Sessions) {
+		s.gone(ctx, start, h)
+	}
+	var raised []Held
+	for _, h := range b.Sessions {
+		if _, ok := owned[h]; !ok {
+			raised = append(raised, h)
+		}
+	}
+	return raised, nil
+}
+
+// unnamedBeats is how many beats in a row must not name a live session before
+// it counts as gone: its report may be on the way.
+const unnamedBeats = 5
+
+// unnamed counts the live sessions that a beat does not name, and returns
+// those for which it is time to stop hoping.
+func (s *Service) unnamed(start Start, owned map[Held]bool, named []Held) []Held {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := map[Held]int{}
+	var gone []Held
+	for h, live := range owned {
+		if !live || slices.Contains(named, h) {
+			continue
+		}
+		if now[h] = s.missing[start][h] + 1; now[h] >= unnamedBeats {
+			gone = append(gone, h)
+		}
+	}
+	delete(s.missing, start)
+	if len(now) > 0 {
+		if s.missing == nil {
+			s.missing = map[Start]map[Held]int{}
+		}
+		s.missing[start] = now
+	}
+	return gone
+}
+
+// gone ends a session whose sandbox the runner no longer has.
+func (s *Service) gone(ctx context.Context, start Start, h Held) {
+	s.settle(ctx)
+	c := session.Claim{Runner: start.Runner, Incarnation: start.Incarnation, Session: h.Session, Epoch: h.Epoch}
+	err := s.Sessions.Ended(ctx, c, string(fault.SandboxDied), "its runner no longer names it")
+	if err != nil && !fault.Is(err, fault.Conflict) {
+		s.Log.WarnContext(ctx, "end a session that its runner no longer names", "session", h.Session, "error", err)
+	}
 }
 
 // replace makes an earlier start lost once what it had reported is applied.

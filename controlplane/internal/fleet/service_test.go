@@ -19,6 +19,7 @@ import (
 // runs notes who was called lost.
 type runs struct {
 	lost []string
+	gone []string
 	err  error
 }
 
@@ -27,6 +28,12 @@ func (r *runs) RunnerLost(_ context.Context, runner, incarnation, reason string)
 		r.lost = append(r.lost, runner+" "+incarnation+" "+reason)
 	}
 	return r.err
+}
+
+// Ended notes which sandbox is gone.
+func (r *runs) Ended(_ context.Context, c session.Claim, code, _ string) error {
+	r.gone = append(r.gone, c.Session+" "+c.Runner+" "+code)
+	return nil
 }
 
 // broken fails while it is told to.
@@ -56,7 +63,7 @@ func newWorld(t *testing.T, db *store.DB) *world {
 	w := &world{t: t, db: db, store: &broken{Store: db}, runs: &runs{}, now: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)}
 	w.hearing = w.now
 	w.fleet = &fleet.Service{
-		Store: w.store, Runs: w.runs, Now: func() time.Time { return w.now }, Log: slog.New(slog.DiscardHandler),
+		Store: w.store, Runs: w.runs, Sessions: w.runs, Now: func() time.Time { return w.now }, Log: slog.New(slog.DiscardHandler),
 		Hearing: func() (time.Time, bool) { return w.hearing, !w.hearing.IsZero() },
 	}
 	return w
@@ -284,6 +291,34 @@ func TestABeatIsToldWhatIsNoLongerTheRunners(t *testing.T) {
 		want := []fleet.Held{{Session: "ses_1", Epoch: 0}, {Session: "ses_2", Epoch: 1}, {Session: "ses_unknown", Epoch: 1}}
 		if err != nil || !slices.Equal(raised, want) {
 			t.Errorf("raised %v, %v", raised, err)
+		}
+	})
+}
+
+func TestASandboxThatIsNoLongerNamedIsGone(t *testing.T) {
+	each(t, func(t *testing.T, w *world) {
+		w.held("ses_1", "r1", "a")
+		w.held("ses_2", "r1", "a")
+		named := func(ids ...string) func(*fleet.Beat) {
+			return func(b *fleet.Beat) {
+				for _, id := range ids {
+					b.Sessions = append(b.Sessions, fleet.Held{Session: id, Epoch: 1})
+				}
+			}
+		}
+		for range 4 {
+			w.mustBeat("r1", "a", named("ses_1"))
+		}
+		w.mustBeat("r1", "a", named("ses_1", "ses_2"))
+		for range 4 {
+			w.mustBeat("r1", "a", named("ses_2"))
+		}
+		if len(w.runs.gone) != 0 {
+			t.Errorf("given up too early: %v", w.runs.gone)
+		}
+		w.mustBeat("r1", "a", named("ses_2"))
+		if !slices.Equal(w.runs.gone, []string{"ses_1 r1 sandbox_died"}) {
+			t.Errorf("gone: %v", w.runs.gone)
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package run
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -330,14 +331,17 @@ func (d *driver) give(ctx context.Context, c session.Session, calls []Call) {
 	}
 }
 
-// full are the refusals that say "not now".
-var full = []string{"capacity", "draining", "memory_full", "unheard"}
+// refusals are those that say more than that the order was no good.
+var refusals = map[string]fault.Code{
+	"capacity": fault.Capacity, "draining": fault.Capacity, "memory_full": fault.Capacity, "unheard": fault.Capacity,
+	"unknown_session": fault.SessionLost, "epoch": fault.SessionLost,
+}
 
 // refused ends a call whose order was refused: nothing of it was started.
 func (d *driver) refused(ctx context.Context, call Call, reply Reply) {
-	v := session.Verdict{Status: string(StartFailed), Code: fault.OrderRefused, Message: "the runner refused the order: " + session.Text(reply.Code+" "+reply.Reason)}
-	if slices.Contains(full, reply.Code) {
-		v.Code = fault.Capacity
+	v := session.Verdict{
+		Status: string(StartFailed), Code: cmp.Or(refusals[reply.Code], fault.OrderRefused),
+		Message: "the runner refused the order, nothing ran: " + session.Text(cmp.Or(reply.Reason, reply.Code)),
 	}
 	if r, err := d.Store.RunState(ctx, d.id); err == nil && r.CancelReason != "" {
 		v = session.Verdict{Status: string(CallCancelled), Code: fault.Cancelled, Message: "the call was cancelled before it ran"}
@@ -398,17 +402,18 @@ func (d *driver) ask(ctx context.Context, r Run, c session.Session, call Call, f
 	if err != nil {
 		return
 	}
-	switch reply.State {
-	case "unknown":
+	switch {
+	case reply.neverHad():
 		v := session.Verdict{Status: string(RunnerLost), Code: fault.RunnerLost, Message: "the order for the call was lost on its way; the runner never had it"}
 		if r.CancelReason != "" {
 			v = session.Verdict{Status: string(CallCancelled), Code: fault.Cancelled, Message: "the call was cancelled before it reached the runner; nothing ran"}
 		}
 		d.endSent(ctx, call, v, "status: the runner never had it")
-	case "running":
+	case !reply.Accepted:
+	case reply.State == "running":
 		f.answered, f.doneSince = true, time.Time{}
 		f.askAt = now.Add(d.pace.Reassure)
-	case "done":
+	case reply.State == "done":
 		f.answered = true
 		if f.doneSince.IsZero() {
 			f.doneSince = now

@@ -103,6 +103,12 @@ type Reply struct {
 	State    string // status and cancel: "unknown", "running", "done"
 }
 
+// neverHad reports whether a runner that was asked for a call, or told to
+// cancel it, never had it and can't get it any more.
+func (r Reply) neverHad() bool {
+	return r.Accepted && r.State == "unknown" || r.Code == "unknown_session"
+}
+
 // Notice says that something about a session changed; readers load it.
 type Notice struct{ Kind, Run, Call string }
 
@@ -328,7 +334,7 @@ func (s *Service) cancelCall(ctx context.Context, c session.Session, call Call) 
 		s.Log.WarnContext(ctx, "cancel order unanswered", "call", call.ID, "runner", call.Runner, "error", err)
 		return
 	}
-	if reply.State != "unknown" {
+	if !reply.neverHad() {
 		return
 	}
 	v := session.Verdict{Status: string(CallCancelled), Code: fault.Cancelled, Message: "the call was cancelled before it reached the runner; nothing ran"}

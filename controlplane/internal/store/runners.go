@@ -133,21 +133,15 @@ func (db *DB) OrphanStarts(ctx context.Context) ([]fleet.Start, error) {
 	return starts, nil
 }
 
-// NotHeldBy lists those of held that the start does not, or no longer, own.
-func (db *DB) NotHeldBy(ctx context.Context, s fleet.Start, held []fleet.Held) ([]fleet.Held, error) {
+// HeldBy lists what the start owns; true where the sandbox is up.
+func (db *DB) HeldBy(ctx context.Context, s fleet.Start) (map[fleet.Held]bool, error) {
 	var rows []sessionRow
 	if err := db.all(ctx, &rows, sessionsOfStart, s.Runner, s.Incarnation); err != nil {
 		return nil, err
 	}
-	own := map[fleet.Held]bool{}
+	held := make(map[fleet.Held]bool, len(rows))
 	for _, r := range rows {
-		own[fleet.Held{Session: r.ID, Epoch: r.Epoch}] = true
+		held[fleet.Held{Session: r.ID, Epoch: r.Epoch}] = session.Status(r.Status) == session.Live
 	}
-	var raised []fleet.Held
-	for _, h := range held {
-		if !own[h] {
-			raised = append(raised, h)
-		}
-	}
-	return raised, nil
+	return held, nil
 }
