@@ -169,6 +169,8 @@ func checkDone(d wire.Done) error {
 		return refuse("form", "text is too long")
 	case inline > wire.MaxInlineDone:
 		return refuse("output_size", "%d bytes inline, at most %d", inline, wire.MaxInlineDone)
+	case d.Output == nil && d.OutputSizes != [3]int64{}:
+		return refuse("output_size", "parts of an output that is not there")
 	case d.Output != nil && inline > 0:
 		return refuse("form", "output both inline and beside")
 	case d.Output != nil && (!blobID.MatchString(d.Output.ID) || d.Output.Size < 0 || d.Output.Size > wire.MaxBlob):

@@ -117,6 +117,7 @@ func TestForgedReportsAreNotApplied(t *testing.T) {
 			blobOf(wire.Blob{ID: "b", Size: 4})(p)
 			p.Done.OutputSizes = [3]int64{1 << 62, 1 << 62, 1 << 62}
 		}), "result_rejected", "output_size"},
+		"parts of nothing":        {final, signed(func(p *wire.Report) { p.Done.OutputSizes = [3]int64{1 << 40, 0, 0} }), "result_rejected", "output_size"},
 		"another runner's blob":   {final, signed(blobOf(wire.Blob{ID: "evil.b", Size: 4})), "result_rejected", "output_size"},
 		"a start with a result":   {final, signed(func(p *wire.Report) { p.Kind = wire.SessionStarted }), "result_rejected", "form"},
 		"a result without result": {final, signed(func(p *wire.Report) { p.Done = nil }), "result_rejected", "form"},
