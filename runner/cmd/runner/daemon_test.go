@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -28,6 +29,8 @@ import (
 const beRunner = "BIGWAVE_TEST_BE_RUNNER"
 
 var initProgram string
+
+var planes atomic.Int64
 
 func TestMain(m *testing.M) {
 	if os.Getenv(beRunner) != "" {
@@ -68,6 +71,7 @@ type plane struct {
 	signer *envelope.Signer
 	public envelope.Public
 	dir    string // the data directory of both
+	id     string // the runner's: its cgroups are named so, and other tests may run beside
 
 	mu      sync.Mutex
 	policy  wire.Policy
@@ -92,7 +96,8 @@ func newPlane(t testing.TB) *plane {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &plane{t: t, srv: bustest.Start(t), signer: envelope.NewSigner(key.Sign), public: key.Public(), dir: dir}
+	p := &plane{t: t, srv: bustest.Start(t), signer: envelope.NewSigner(key.Sign), public: key.Public(), dir: dir,
+		id: fmt.Sprintf("test-%d-%d", os.Getpid(), planes.Add(1))}
 	p.policy = wire.Policy{
 		FSAllowlist: []string{"/workspace"}, NetworkAllowlist: []string{}, CPUShares: 1024, MemoryMB: 256, PIDsLimit: 64,
 		WallClockSeconds: 60, OutputBytesLimit: 1 << 20, BaseImage: "bigwave/sandbox-base:latest",
@@ -116,7 +121,7 @@ func (p *plane) handle(subject string, f func(*nats.Msg)) {
 
 // keys are what the runner left in the folder that both know.
 func (p *plane) keys() envelope.Keys {
-	pub, err := envelope.LoadPublic(filepath.Join(p.dir, "keys", "runners", "r1.pub"))
+	pub, err := envelope.LoadPublic(filepath.Join(p.dir, "keys", "runners", p.id+".pub"))
 	if err != nil {
 		p.t.Errorf("the runner's public key: %v", err)
 		return nil
@@ -174,7 +179,7 @@ func (p *plane) newOrder(kind wire.OrderKind, incarnation, session string) wire.
 	p.next++
 	now := time.Now().UnixMilli()
 	return wire.Order{
-		V: wire.Version, JTI: fmt.Sprintf("jti_%d", p.next), Kind: kind, Runner: "r1", Incarnation: incarnation,
+		V: wire.Version, JTI: fmt.Sprintf("jti_%d", p.next), Kind: kind, Runner: p.id, Incarnation: incarnation,
 		IssuedAt: now, ExpiresAt: now + 30_000, Workspace: "ws", Session: session, Epoch: 1,
 	}
 }
@@ -249,7 +254,7 @@ func (p *plane) call(incarnation, session, id, script string) ([]byte, wire.Orde
 
 func (p *plane) send(sealed []byte) wire.OrderReply {
 	p.t.Helper()
-	m, err := p.nc.Request(bus.Order("r1"), sealed, 10*time.Second)
+	m, err := p.nc.Request(bus.Order(p.id), sealed, 10*time.Second)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -301,7 +306,7 @@ func (p *plane) command(env ...string) (*exec.Cmd, *lines) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append([]string{
 		beRunner + "=1", "PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"),
-		"BIGWAVE_DATA_DIR=" + p.dir, "BIGWAVE_RUNNER_ID=r1", "BIGWAVE_INIT=" + initProgram, "BIGWAVE_BEAT_EVERY=200ms",
+		"BIGWAVE_DATA_DIR=" + p.dir, "BIGWAVE_RUNNER_ID=" + p.id, "BIGWAVE_INIT=" + initProgram, "BIGWAVE_BEAT_EVERY=200ms",
 		"BIGWAVE_ALLOW_WEAK=memory,pids,cpu",
 	}, env...)
 	log := &lines{}
@@ -555,10 +560,14 @@ func openFile(t *testing.T) string {
 func TestOutcomesOfRealCalls(t *testing.T) {
 	p := newPlane(t)
 	p.trust()
-	p.policy.WallClockSeconds, p.policy.OutputBytesLimit, p.policy.MemoryMB = 3, 64<<10, 128
+	p.policy.OutputBytesLimit, p.policy.MemoryMB, p.policy.PIDsLimit = 64<<10, 64, 16
 	p.runner("BIGWAVE_ALLOW_WEAK=")
 	inc := p.incarnation("")
 	p.session("ses_1")
+	p.mu.Lock()
+	p.policy.WallClockSeconds = 2
+	p.mu.Unlock()
+	p.session("ses_short")
 	for i, tt := range []struct {
 		name    string
 		call    wire.Call
@@ -574,7 +583,7 @@ func TestOutcomesOfRealCalls(t *testing.T) {
 		{name: "exception", call: wire.Call{Program: "python3", Script: []byte("print('a')\nraise ValueError('no such thing')")}, status: "error", code: "tool_failed", message: "ValueError: no such thing", stdout: "a\n"},
 		{name: "syntax error", call: wire.Call{Program: "python3", Script: []byte("print(")}, status: "error", code: "tool_failed", message: "SyntaxError: "},
 		{name: "signal", call: wire.Call{Program: "bash", Script: []byte("kill -SEGV $$")}, status: "error", code: "tool_failed", message: "SIGSEGV", check: func(d *wire.Done) bool { return d.Signal == "SIGSEGV" && d.ExitCode == nil }},
-		{name: "timeout", call: wire.Call{Program: "bash", Script: []byte("echo one; echo two; sleep 300 & sleep 300")}, status: "timed_out", code: "wall_clock", stdout: "one\ntwo\n", check: func(d *wire.Done) bool { return d.DurationMS < 4000 && d.DurationMS >= 3000 }},
+		{name: "timeout", call: wire.Call{Program: "bash", Script: []byte("echo one; echo two; sleep 300 & sleep 300")}, status: "timed_out", code: "wall_clock", stdout: "one\ntwo\n", check: func(d *wire.Done) bool { return d.DurationMS < 3000 && d.DurationMS >= 2000 }},
 		{name: "memory", call: wire.Call{Program: "python3", Script: []byte("x = bytearray(1 << 30)")}, status: "oom_killed", code: "memory_limit", check: func(d *wire.Done) bool { return d.OOMKills > 0 }},
 		{name: "flood", call: wire.Call{Program: "bash", Script: []byte("yes")}, status: "output_limit", code: "output_flood", check: func(d *wire.Done) bool { return len(d.Stdout) <= 64<<10 && d.Truncated }},
 		{name: "write", call: wire.Call{Program: "file_write", Path: "a/b.txt", Script: []byte("content")}, status: "ok"},
@@ -584,17 +593,21 @@ func TestOutcomesOfRealCalls(t *testing.T) {
 		{name: "read above", call: wire.Call{Program: "file_read", Path: "../etc/passwd"}, status: "denied", code: "path_denied"},
 		{name: "make a large file", call: wire.Call{Program: "bash", Script: []byte("truncate -s 10G huge")}, status: "ok"},
 		{name: "read too much", call: wire.Call{Program: "file_read", Path: "huge"}, status: "error", code: "file_failed", check: func(d *wire.Done) bool { return *d.Error.Limit == 64<<10 && *d.Error.Observed == 10<<30 }},
-		{name: "pids", call: wire.Call{Program: "python3", Script: []byte("import os, time\nfor i in range(500):\n    if os.fork() == 0:\n        time.sleep(60)\n        os._exit(0)\n")}, status: "pids_exhausted", code: "pids_limit"},
+		{name: "pids", call: wire.Call{Program: "python3", Script: []byte("import os, time\nfor i in range(50):\n    if os.fork() == 0:\n        time.sleep(60)\n        os._exit(0)\n")}, status: "pids_exhausted", code: "pids_limit"},
 		{name: "after all that", call: wire.Call{Program: "bash", Script: []byte("cat a/b.txt")}, status: "ok", stdout: "content"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			o := p.newOrder(wire.OrderCall, inc, "ses_1")
+			session := "ses_1"
+			if tt.status == "timed_out" {
+				session = "ses_short"
+			}
+			o := p.newOrder(wire.OrderCall, inc, session)
 			o.Call = &tt.call
 			o.Call.ID, o.Call.Run = fmt.Sprintf("call_%d", i), "run_1"
 			if reply := p.send(p.seal(o)); !reply.Accepted {
 				t.Fatalf("got %+v", reply)
 			}
-			d := p.wait(wire.CallDone, "ses_1", o.Call.ID).Done
+			d := p.wait(wire.CallDone, session, o.Call.ID).Done
 			if d.Status != tt.status || (tt.stdout != "" && string(d.Stdout) != tt.stdout) {
 				t.Fatalf("got %+v, %+v\n%s\n%s", d, d.Error, d.Stdout[:min(len(d.Stdout), 500)], d.Stderr[:min(len(d.Stderr), 500)])
 			}
@@ -654,7 +667,7 @@ func BenchmarkCall(b *testing.B) {
 		o.Call = &wire.Call{ID: id, Run: "run_1", Program: "bash", Script: []byte("true"), InArgv: true}
 		sealed := p.seal(o)
 		began := time.Now()
-		if err := p.nc.PublishRequest(bus.Order("r1"), nats.NewInbox(), sealed); err != nil {
+		if err := p.nc.PublishRequest(bus.Order(p.id), nats.NewInbox(), sealed); err != nil {
 			b.Fatal(err)
 		}
 		<-done
