@@ -174,14 +174,17 @@ func pooled(ctx context.Context, wg *sync.WaitGroup, handle func(context.Context
 func (d *Dispatcher) track(ctx context.Context) {
 	changes := d.Bus.StatusChanged(nats.CONNECTED, nats.DISCONNECTED, nats.RECONNECTING, nats.CLOSED)
 	defer d.Bus.RemoveStatusListener(changes)
-	for {
+	for first := true; ; {
 		switch connected := d.Bus.IsConnected(); {
 		case !connected:
 			d.hearing.Store(nil)
 		case d.hearing.Load() == nil && d.Bus.FlushTimeout(requestTimeout) == nil: // the subscriptions have arrived
 			now := d.Now()
 			d.hearing.Store(&now)
-			d.recheck()
+			if !first {
+				d.recheck()
+			}
+			first = false
 		}
 		select {
 		case <-ctx.Done():
