@@ -323,8 +323,14 @@ func (p *plane) runner(env ...string) *process {
 	r := &process{t: p.t, cmd: cmd, log: log, exit: make(chan error, 1)}
 	go func() { r.exit <- cmd.Wait() }()
 	p.t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-r.exit
+		_ = cmd.Process.Signal(syscall.SIGTERM) // lets it remove its cgroups
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-r.exit:
+		case <-time.After(30 * time.Second):
+			_ = cmd.Process.Kill()
+			<-r.exit
+		}
 		if p.t.Failed() {
 			p.t.Logf("runner's log:\n%s", log)
 		}
