@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"golang.org/x/net/idna"
 	"golang.org/x/net/publicsuffix"
@@ -18,8 +19,8 @@ func endpoint(entry string) (string, error) {
 		return "", errors.New("the entry is too long")
 	}
 	for _, r := range entry {
-		if r <= ' ' || r == 0x7f {
-			return "", fmt.Errorf("%q holds a space or a control character", entry)
+		if r <= ' ' || r == 0x7f || unicode.Is(unicode.Cf, r) {
+			return "", fmt.Errorf("%q holds a space, a control character or an invisible one", entry)
 		}
 	}
 	host, port, err := split(entry)
