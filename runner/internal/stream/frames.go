@@ -35,16 +35,25 @@ type Frames struct {
 	timer   *time.Timer
 	soon    bool // the timer is set to fire at once
 	sent    bool // something was published before
+	started bool // FrameStarted is out or waits
 	closed  bool
 	sending sync.Mutex // held while publishing
 }
 
-// Started says that the program runs.
+// Started says that the program runs. Output says so too: whichever comes
+// first, the frame that tells is the first one.
 func (f *Frames) Started() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.add(wire.FrameStarted, "", nil)
+	f.start()
 	f.arm()
+}
+
+func (f *Frames) start() {
+	if !f.started {
+		f.started = true
+		f.add(wire.FrameStarted, "", nil)
+	}
 }
 
 // Stream is the writer for "stdout" or "stderr". It takes a copy of what it is
@@ -60,6 +69,7 @@ type streamWriter struct {
 func (w streamWriter) Write(p []byte) (int, error) {
 	w.f.mu.Lock()
 	defer w.f.mu.Unlock()
+	w.f.start()
 	w.f.write(w.name, p)
 	w.f.arm()
 	return len(p), nil

@@ -81,6 +81,17 @@ func TestFirstOutputComesSoonAndTheRestInBatches(t *testing.T) {
 	})
 }
 
+func TestTheStartIsToldBeforeOutput(t *testing.T) {
+	w := &watcher{}
+	f := &Frames{Publish: w.publish}
+	_, _ = f.Stream("stdout").Write([]byte("early"))
+	f.Started() // heard of later than what was printed
+	f.Close()
+	if got := w.got(); len(got) != 2 || got[0].Kind != wire.FrameStarted || string(got[1].Data) != "early" {
+		t.Errorf("got %+v", got)
+	}
+}
+
 func TestCloseFlushesAtOnce(t *testing.T) {
 	w := &watcher{}
 	f := &Frames{Publish: w.publish}
@@ -173,7 +184,7 @@ func TestNumbersShowTheGapThatASlowBusLeft(t *testing.T) {
 	f.Close()
 	got := w.got()
 	last := got[len(got)-1]
-	if string(last.Data) != "last" || last.N != 65 || len(got) != 33 {
+	if string(last.Data) != "last" || last.N != 66 || len(got) != 34 {
 		t.Errorf("%d frames; the last is %d", len(got), last.N)
 	}
 }
