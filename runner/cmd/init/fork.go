@@ -25,6 +25,11 @@ func beforeFork()
 //go:linkname afterFork syscall.runtime_AfterFork
 func afterFork()
 
+// vforkCall makes the process of a call, which shares this one's memory until
+// it becomes the program; this one sleeps until then. Copying the memory would
+// be the dearest part of a supervisor. It returns a negative errno if it can't.
+func vforkCall(args *cloneArgs, size uintptr) (pid uintptr)
+
 type cloneArgs struct {
 	flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize, cgroup uint64
 }

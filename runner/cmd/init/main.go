@@ -103,8 +103,9 @@ func (m *machine) build() error {
 	return m.tell(inside.AppendTrouble(m.packet[:0], inside.KindUp, trouble))
 }
 
+// collect also gives memory back, since a fork copies what there is of it.
 func collect() {
-	runtime.GC()
+	debug.FreeOSMemory()
 	growStack()
 }
 

@@ -21,6 +21,7 @@ type host struct {
 	bashErr   error
 	python    string // the interpreter itself, not a shim
 	pythonErr error
+	copied    []inside.Step // files of the host's /etc
 	prefixes  []string // of Python, when they lie outside /usr
 }
 
@@ -28,6 +29,12 @@ func lookAtHost(python string) host {
 	var h host
 	h.bash, h.bashErr = findBash()
 	h.python, h.prefixes, h.pythonErr = findPython(python)
+	for _, path := range etcCopied {
+		content, err := os.ReadFile(path)
+		if err == nil && len(content) <= maxCopied {
+			h.copied = append(h.copied, inside.Step{Kind: inside.StepFile, Path: path, Data: string(content), Mode: 0o644})
+		}
+	}
 	return h
 }
 
@@ -77,12 +84,17 @@ func (h host) searchPath() string {
 	return filepath.Dir(h.python) + ":" + usual
 }
 
-// Parts of /etc that are shown as they are, where they exist.
-var etcShown = []string{
-	"/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
-	"/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/pki/tls/certs", "/etc/pki/ca-trust/extracted",
-	"/etc/localtime", "/etc/mime.types", "/etc/protocols", "/etc/services",
-}
+// Parts of /etc that are shown as they are, where they exist. Every mount is
+// paid for again in each call, so small files are copied instead.
+var (
+	etcShown = []string{
+		"/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime",
+		"/etc/ssl/certs", "/etc/pki/tls/certs", "/etc/pki/ca-trust/extracted",
+	}
+	etcCopied = []string{"/etc/ld.so.conf", "/etc/ssl/openssl.cnf", "/etc/protocols", "/etc/services", "/etc/timezone"}
+)
+
+const maxCopied = 16 << 10
 
 // layout is the root of every sandbox, from parents to children.
 func (h host) layout(workspaceDir string, ids ids, tmpMB, shmMB int64) []inside.Step {
@@ -101,6 +113,7 @@ func (h host) layout(workspaceDir string, ids ids, tmpMB, shmMB int64) []inside.
 	for _, prefix := range h.prefixes {
 		steps = append(steps, inside.Step{Kind: inside.StepBind, Path: prefix, Data: prefix})
 	}
+	steps = append(steps, h.copied...)
 	steps = append(steps, etc(ids)...)
 	for _, name := range []string{"null", "zero", "full", "random", "urandom"} {
 		steps = append(steps, inside.Step{

@@ -189,8 +189,10 @@ const handedOn = 200 * time.Millisecond
 
 // drain returns when both streams have been copied.
 func (f *files) drain(copying *sync.WaitGroup) {
-	deadline := time.Now().Add(handedOn)
-	_ = f.out.read.SetReadDeadline(deadline)
-	_ = f.err.read.SetReadDeadline(deadline)
+	late := time.AfterFunc(handedOn, func() {
+		_ = f.out.read.SetReadDeadline(time.Now())
+		_ = f.err.read.SetReadDeadline(time.Now())
+	})
 	copying.Wait()
+	late.Stop()
 }

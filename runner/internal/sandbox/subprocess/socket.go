@@ -1,6 +1,7 @@
 package subprocess
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"syscall"
@@ -35,6 +36,10 @@ func (s *socket) send(packet []byte, fds ...int) error {
 		return err
 	}
 	var sent error
+	err = raw.Control(func(fd uintptr) { sent = inside.Send(int(fd), packet, fds...) })
+	if err != nil || sent != syscall.EAGAIN {
+		return cmp.Or(err, sent)
+	}
 	if err := s.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
 		return err
 	}
@@ -42,10 +47,7 @@ func (s *socket) send(packet []byte, fds ...int) error {
 		sent = inside.Send(int(fd), packet, fds...)
 		return sent != syscall.EAGAIN
 	})
-	if err != nil {
-		return err
-	}
-	return sent
+	return cmp.Or(err, sent)
 }
 
 const sendTimeout = 3 * time.Second

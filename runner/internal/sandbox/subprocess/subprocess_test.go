@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -49,7 +50,7 @@ func run(m *testing.M) int {
 }
 
 func config(t testing.TB) Config {
-	return Config{DataDir: t.TempDir(), RunnerID: "test-" + filepath.Base(t.TempDir()) + "-" + itoa(os.Getpid()), InitPath: initProgram}
+	return Config{DataDir: t.TempDir(), RunnerID: "test-" + filepath.Base(t.TempDir()) + "-" + strconv.Itoa(os.Getpid()), InitPath: initProgram}
 }
 
 func newBackend(t testing.TB, change ...func(*Config)) *Backend {
@@ -265,6 +266,67 @@ func crash(t *testing.T, dir string) {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	}
 	_, _ = s.Exec(t.Context(), p)
+}
+
+// TestIdleMemory adds up what an idle sandbox's own processes hold: the init,
+// a supervisor that waits and its call's process.
+func TestIdleMemory(t *testing.T) {
+	x := start(t, newBackend(t, func(c *Config) { c.Spares = -1 }))
+	for range 50 {
+		if _, err := x.Exec(t.Context(), sandboxtest.Bash("true")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(100 * time.Millisecond)
+	total, n := 0, 0
+	for _, pid := range descendants(x.process.Pid) {
+		content, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(content)) {
+			if rest, ok := strings.CutPrefix(line, "Pss:"); ok {
+				var kib int
+				if _, err := fmt.Sscan(rest, &kib); err != nil {
+					t.Fatal(err)
+				}
+				total, n = total+kib, n+1
+			}
+		}
+	}
+	t.Logf("%d processes hold %d KiB", n, total)
+	if n != 3 || total > 6<<10 {
+		t.Errorf("%d processes hold %d KiB", n, total)
+	}
+}
+
+func descendants(pid int) []int {
+	pids := []int{pid}
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, file := range tasks {
+		content, _ := os.ReadFile(file)
+		for _, word := range strings.Fields(string(content)) {
+			if child, err := strconv.Atoi(word); err == nil {
+				pids = append(pids, descendants(child)...)
+			}
+		}
+	}
+	return pids
+}
+
+// TestStart bounds what a session waits for; a spare makes the difference.
+func TestStartIsQuickWithASpare(t *testing.T) {
+	b := newBackend(t)
+	x := start(t, b) // has the spare made
+	b.filling.Wait()
+	begin := time.Now()
+	y := start(t, b)
+	if took := time.Since(begin); took > 100*time.Millisecond { // 0.5 ms on a quiet machine
+		t.Errorf("took %v", took)
+	}
+	if x.name == y.name || x.slot == y.slot {
+		t.Error("the same sandbox twice")
+	}
 }
 
 func TestRemoveTree(t *testing.T) {
