@@ -14,6 +14,7 @@ import (
 
 	"github.com/bigwave/bigwave/controlplane/internal/httpapi"
 	"github.com/bigwave/bigwave/controlplane/internal/identity"
+	"github.com/bigwave/bigwave/shared/fault"
 )
 
 var param = regexp.MustCompile(`:(\w+)`)
@@ -47,6 +48,22 @@ func TestDescriptionMatchesTheRoutes(t *testing.T) {
 	served := newAPI(t).do("GET", "/openapi.json", "", "").want(200).object()
 	if n := len(served["paths"].(map[string]any)); n != doc.Paths.Len() {
 		t.Errorf("served %d paths, want %d", n, doc.Paths.Len())
+	}
+}
+
+func TestEveryErrorCodeIsDescribed(t *testing.T) {
+	doc, err := loadSpec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	schema := doc.Components.Schemas["CallErrorCode"].Value
+	if len(schema.Enum) != len(fault.Codes) {
+		t.Errorf("%d codes are described, there are %d", len(schema.Enum), len(fault.Codes))
+	}
+	for code, advice := range fault.Codes {
+		if !slices.Contains(schema.Enum, any(string(code))) || !strings.Contains(schema.Description, "* `"+string(code)+"`: "+advice.Meaning) {
+			t.Errorf("%s is not described as %q", code, advice.Meaning)
+		}
 	}
 }
 
