@@ -51,10 +51,9 @@ func (w *world) crash() {
 }
 
 func TestAnotherReplicaTakesOverWhenTheLeaseEnds(t *testing.T) {
-	w := lite(t)
+	w := lite(t, seldom)
 	s := w.live()
 	w.runner.deaf = errors.New("killed before the order went out")
-	w.runs.Pace.Ask = time.Hour
 	r := w.begin(s, calls("shell_exec"))
 	w.until("sent", func() bool {
 		got, _ := w.runs.Get(t.Context(), alice, s.ID, r.ID)

@@ -23,9 +23,12 @@ func each(t *testing.T, test func(t *testing.T, w *world)) {
 	storetest.Run(t, func(t *testing.T, db *store.DB) { test(t, newWorld(t, db)) })
 }
 
-func lite(t *testing.T) *world {
-	return newWorld(t, storetest.Open(t, storetest.URL(t, storetest.SQLite)))
+func lite(t *testing.T, tweak ...func(*run.Service)) *world {
+	return newWorld(t, storetest.Open(t, storetest.URL(t, storetest.SQLite)), tweak...)
 }
+
+// seldom makes drivers ask for nothing.
+func seldom(s *run.Service) { s.Pace.Ask = time.Hour }
 
 func TestARunStartsItsSandboxAndEnds(t *testing.T) {
 	each(t, func(t *testing.T, w *world) {
@@ -509,8 +512,7 @@ func TestCancel(t *testing.T) {
 		})
 	})
 	t.Run("while the order is lost", func(t *testing.T) {
-		w := lite(t)
-		w.runs.Pace.Ask = time.Hour
+		w := lite(t, seldom)
 		s := w.live()
 		w.runner.deaf = errors.New("timeout")
 		r := w.begin(s, calls("shell_exec"))
@@ -552,7 +554,6 @@ func TestCancel(t *testing.T) {
 		w.runner.hold, w.runner.statusError = true, errors.New("timeout")
 		r := w.begin(s, calls("shell_exec", "shell_exec"))
 		w.until("it runs", w.runner.holds(1))
-		w.runs.Pace.Poll = time.Millisecond
 		if _, err := w.runs.Cancel(t.Context(), alice, r.Session, r.ID); err != nil {
 			t.Fatal(err)
 		}

@@ -49,21 +49,24 @@ func newID() string {
 	return fmt.Sprintf("%x", id[:])
 }
 
-func newWorld(t *testing.T, db *store.DB) *world {
+func newWorld(t *testing.T, db *store.DB, tweak ...func(*run.Service)) *world {
 	w := &world{t: t, db: db, runner: &runner{name: "r1", incarnation: "inc1", started: map[string]int{}, held: map[string]run.Outcome{}, ready: 1}}
 	w.sessions = &session.Service{
 		Store: db, Policies: policies{}, Stopper: w.runner, IdleTTL: time.Hour, TTL: 24 * time.Hour,
 		SweepEvery: 20 * time.Millisecond, Now: time.Now, NewID: newID, Log: slog.New(slog.DiscardHandler),
 	}
 	w.runner.w = w
-	w.replica("replica-1", false)
+	w.replica("replica-1", false, tweak...)
 	return w
 }
 
 // replica ends the replica that runs and starts another.
-func (w *world) replica(name string, sole bool) {
+func (w *world) replica(name string, sole bool, tweak ...func(*run.Service)) {
 	w.stop()
 	w.runs = w.service(name, sole)
+	for _, change := range tweak {
+		change(w.runs)
+	}
 	w.sessions.Runs = w.runs
 	w.end, w.ended = w.start(w.runs)
 }
