@@ -254,7 +254,7 @@ func (s *Service) close(ctx context.Context, c Session, actor, reason string, mo
 // stop tells the holder to end a closed session. What it does not hear now,
 // the answers to its beats tell it later.
 func (s *Service) stop(ctx context.Context, c Session) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 4*time.Second)
 	defer cancel()
 	s.Runs.CancelSent(ctx, c)
 	if err := s.Stopper.Stop(ctx, c); err != nil {
