@@ -76,6 +76,9 @@ func run() error {
 
 // build reads the layout and makes the root; the runner hears how it went.
 func (m *machine) build() error {
+	if err := m.tell(inside.AppendTrouble(nil, inside.KindHello, inside.Trouble{})); err != nil {
+		return err
+	}
 	n, fds, err := inside.Receive(inside.Control, m.in[:])
 	if err != nil {
 		return err

@@ -2,8 +2,8 @@
 // each other, and how it travels: packets on a unix socket, with descriptors.
 //
 // Two sockets exist. The control socket joins the runner and the init: Layout
-// first, then Limits, Spawn and Kill go down; Up, Limited and Ended come back. Each
-// call has a socket of its own to its supervisor, handed over with Spawn: one
+// first, then Limits, Spawn and Kill go down; Hello, Up, Limited and Ended come
+// back. Each call has a socket of its own to its supervisor, handed over with Spawn: one
 // Request goes down, Notes come back. User code never holds either of them.
 package inside
 
@@ -30,6 +30,7 @@ const (
 	KindLimits                  // runner → init: size the tmpfs mounts
 	KindSpawn                   // runner → init: make a supervisor; brings its socket
 	KindKill                    // runner → init: end a supervisor's tree; the second time without asking it
+	KindHello                   // init → runner: running; its other threads were made before it is put in a cgroup
 	KindUp                      // init → runner: the root stands, or why not
 	KindLimited                 // init → runner: the sizes are set, or why not
 	KindEnded                   // init → runner: a supervisor and its tree are gone
@@ -83,7 +84,7 @@ type Ended struct {
 	CPU    int64  // of its whole tree, nanoseconds
 }
 
-// Trouble is Up and Limited: an empty Step means that all is well.
+// Trouble is Hello, Up and Limited: an empty Step means that all is well.
 type Trouble struct {
 	Step  string
 	Errno uint32
@@ -178,7 +179,7 @@ func ParseID(b []byte) (uint32, error) {
 	return id, r.err()
 }
 
-// AppendTrouble appends an Up or Limited packet.
+// AppendTrouble appends a Hello, Up or Limited packet.
 func AppendTrouble(b []byte, kind Kind, t Trouble) []byte {
 	return appendString(appendUint32(append(b, byte(kind)), t.Errno), t.Step)
 }

@@ -26,7 +26,7 @@ type box struct {
 
 	process *os.Process
 	control *socket
-	up      chan inside.Trouble // answers to Layout and Limits, in order
+	up      chan inside.Trouble // Hello, and the answers to Layout and Limits, in order
 	done    chan struct{}       // closed once nothing runs in it any more
 
 	mu          sync.Mutex
@@ -108,6 +108,10 @@ func (x *box) make(ctx context.Context) error {
 		}
 	}
 	if err := x.launch(ids); err != nil {
+		return err
+	}
+	// Only a running init has the threads that must stay out of the pids cgroup.
+	if err := x.answer(ctx); err != nil {
 		return err
 	}
 	if x.group != nil {
@@ -370,7 +374,7 @@ func (x *box) listen() {
 
 func (x *box) hear(kind inside.Kind, body []byte) {
 	switch kind {
-	case inside.KindUp, inside.KindLimited:
+	case inside.KindHello, inside.KindUp, inside.KindLimited:
 		if t, err := inside.ParseTrouble(body); err == nil {
 			select {
 			case x.up <- t:

@@ -22,7 +22,7 @@ type host struct {
 	python    string // the interpreter itself, not a shim
 	pythonErr error
 	copied    []inside.Step // files of the host's /etc
-	prefixes  []string // of Python, when they lie outside /usr
+	prefixes  []string      // of Python, when they lie outside /usr
 }
 
 func lookAtHost(python string) host {
