@@ -1,6 +1,7 @@
 package run_test
 
 import (
+	"cmp"
 	"context"
 
 	"fmt"
@@ -52,7 +53,7 @@ func play(ctx context.Context, t *rapid.T, db *store.DB) {
 		t.Fatal(err)
 	}
 	t.Repeat(map[string]func(*rapid.T){
-		"admit": s.admit, "begin": s.begin, "claim": s.claim, "started": s.started, "send": s.send, "mark": s.mark,
+		"admit": s.admit, "up": s.up, "up again": s.up, "begin": s.begin, "claim": s.claim, "started": s.started, "send": s.send, "mark": s.mark,
 		"report": s.report, "cancel": s.cancel, "lose": s.lose, "end by status": s.endByStatus, "die": s.die, "close": s.close,
 		"": s.check,
 	})
@@ -107,8 +108,24 @@ func (s *story) begin(*rapid.T) {
 	s.ok(err)
 }
 
+// holder is mostly who holds the session, and now and then somebody else.
 func (s *story) holder(t *rapid.T) session.Claim {
-	return session.Claim{Runner: "r", Incarnation: rapid.SampledFrom([]string{"i1", "i2"}).Draw(t, "incarnation"), Session: s.session, Epoch: s.now().Epoch - rapid.Int64Range(0, 1).Draw(t, "behind")}
+	c := s.now()
+	h := session.Claim{Runner: "r", Incarnation: cmp.Or(c.Incarnation, "i1"), Session: s.session, Epoch: c.Epoch}
+	switch rapid.IntRange(0, 7).Draw(t, "who") {
+	case 0:
+		h.Incarnation = "i2"
+	case 1:
+		h.Epoch--
+	}
+	return h
+}
+
+// up brings the sandbox up, as far as the session's state allows.
+func (s *story) up(t *rapid.T) {
+	s.begin(t)
+	s.claim(t)
+	s.started(t)
 }
 
 func (s *story) claim(t *rapid.T) {
@@ -177,6 +194,9 @@ func (s *story) cancel(t *rapid.T) {
 }
 
 func (s *story) lose(t *rapid.T) {
+	if rapid.IntRange(0, 3).Draw(t, "really") > 0 {
+		t.Skip("seldom")
+	}
 	_, _, err := s.db.LoseRunner(s.ctx, run.Loss{
 		Runner: "r", Incarnation: rapid.SampledFrom([]string{"i1", "i2"}).Draw(t, "incarnation"), Finish: machineFinish,
 		Sent: session.Verdict{Status: "runner_lost", Code: "runner_lost"}, Pending: session.Verdict{Status: "start_failed", Code: "session_lost"},
@@ -191,6 +211,9 @@ func (s *story) endByStatus(t *rapid.T) {
 }
 
 func (s *story) die(t *rapid.T) {
+	if rapid.IntRange(0, 3).Draw(t, "really") > 0 {
+		t.Skip("seldom")
+	}
 	h := s.holder(t)
 	_, _, err := s.db.EndSession(s.ctx, session.Ending{
 		Session: s.session, Holder: &h, From: []session.Status{session.Live}, To: session.Lost, Raise: true, Event: event(), NewID: newID,
@@ -200,7 +223,7 @@ func (s *story) die(t *rapid.T) {
 }
 
 func (s *story) close(t *rapid.T) {
-	if rapid.IntRange(0, 3).Draw(t, "really") > 0 {
+	if rapid.IntRange(0, 7).Draw(t, "really") > 0 {
 		t.Skip("seldom")
 	}
 	_, _, err := s.db.EndSession(s.ctx, session.Ending{

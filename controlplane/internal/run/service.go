@@ -394,14 +394,14 @@ func (s *Service) Heard(sessionID string, n Notice) {
 
 // publish tells of calls that ended, after it is stored.
 func (s *Service) publish(ended []session.EndedCall) {
+	for _, e := range ended { // who waits here is in more of a hurry than who watches
+		s.hub.wake(e.Run, e.RunFinal)
+	}
 	for _, e := range ended {
 		s.Dispatcher.Notify(e.Session, Notice{Kind: CallFinished, Run: e.Run, Call: e.Call})
 		if e.RunFinal {
 			s.Dispatcher.Notify(e.Session, Notice{Kind: RunFinished, Run: e.Run})
 		}
-	}
-	for _, e := range ended {
-		s.hub.wake(e.Run, e.RunFinal)
 	}
 }
 
