@@ -126,7 +126,7 @@ func TestNetworkListNamesItsEntry(t *testing.T) {
 	}
 	start := time.Now()
 	p.NetworkAllowlist = []string{strings.Repeat("a", 1<<20) + ":443"}
-	if _, err := Normalise(p, Ceilings{}); err == nil || time.Since(start) > 100*time.Millisecond || len(err.Error()) > 1000 {
+	if _, err := Normalise(p, Ceilings{}); err == nil || time.Since(start) > time.Second || len(err.Error()) > 1000 {
 		t.Errorf("a megabyte: %.100v in %v", err, time.Since(start))
 	}
 }

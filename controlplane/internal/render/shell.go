@@ -1,6 +1,7 @@
 package render
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -151,7 +152,7 @@ func (c *shellCheck) parse() (*syntax.File, error) {
 		return file, nil
 	}
 	what, line := "shell syntax that bash would not take", uint(1)
-	if e, ok := err.(syntax.ParseError); ok {
+	if e, ok := errors.AsType[syntax.ParseError](err); ok {
 		what, line = what+" ("+c.readable(e.Text)+")", e.Pos.Line()
 	}
 	return nil, fault.Wrap(err, fault.Invalid, "the template has %s, on line %d (a literal { or } is written {{ or }})", what, line).

@@ -76,7 +76,7 @@ func TestCheckRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			start := time.Now()
 			err := tool.Check(c.spec)
-			if took := time.Since(start); took > 500*time.Millisecond {
+			if took := time.Since(start); took > 3*time.Second {
 				t.Errorf("took %v", took)
 			}
 			f := fault.From(err)
@@ -158,7 +158,7 @@ func TestHostileSchemasAreBounded(t *testing.T) {
 			start := time.Now()
 			_, err := hostile.Prepare(json.RawMessage(c[1]))
 			took := time.Since(start)
-			if took > 2*time.Second {
+			if took > 10*time.Second { // unbounded it would be hours
 				t.Errorf("took %v", took)
 			}
 			if f := fault.From(err); err == nil || f.Kind != fault.Invalid || f.Code != string(fault.InvalidArguments) {
