@@ -89,7 +89,10 @@ func (f *Frames) write(name string, p []byte) {
 	}
 	p = f.extend(name, p)
 	for len(p) > 0 {
-		piece := trimEnd(p[:min(len(p), frameSize)])
+		piece := p
+		if len(p) > frameSize { // what is no text may end in the beginnings of many characters
+			piece = trimEnd(p[:frameSize])
+		}
 		f.add(wire.FrameOutput, name, append([]byte(nil), piece...))
 		p = p[len(piece):]
 	}

@@ -188,3 +188,29 @@ func TestNumbersShowTheGapThatASlowBusLeft(t *testing.T) {
 		t.Errorf("%d frames; the last is %d", len(got), last.N)
 	}
 }
+
+func TestBytesThatAreNoTextPassWhole(t *testing.T) {
+	for _, unit := range []string{"\xe0", "\xf0\x90", "\xe0\xa0\xf0", "a\xc3", "\x80"} {
+		for _, n := range []int{1, 2, 3, frameSize - 1, frameSize, frameSize + 1, 3*frameSize + 2} {
+			sent := bytes.Repeat([]byte(unit), n)
+			w := &watcher{}
+			f := &Frames{Publish: w.publish}
+			out := f.Stream("stdout")
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				out.Write(sent[:len(sent)/2])
+				out.Write(sent[len(sent)/2:])
+				f.Close()
+			}()
+			select {
+			case <-done:
+			case <-time.After(10 * time.Second):
+				t.Fatalf("%d × %q: it hangs", n, unit)
+			}
+			if got := text(w.got(), "stdout"); got != string(sent) {
+				t.Errorf("%d × %q: got %d bytes of %d", n, unit, len(got), len(sent))
+			}
+		}
+	}
+}
