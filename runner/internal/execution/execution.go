@@ -127,7 +127,7 @@ func (s *Service) Call(o wire.Order, over func()) (run func(), err error) {
 	switch {
 	case s.closed:
 		return nil, &Refused{"draining", "this runner is shutting down"}
-	case ses == nil || !ses.live():
+	case ses == nil || !ses.live() || ses.workspace != o.Workspace:
 		return nil, &Refused{"unknown_session", "the session has no live sandbox here"}
 	case s.calls >= s.MaxCalls:
 		return nil, &Refused{"capacity", "this runner carries as many calls as it may"}

@@ -39,23 +39,21 @@ func outcome(v verdict) *wire.Done {
 }
 
 func judge(v verdict) *wire.Done {
-	switch v.exit.Reason {
-	case sandbox.Died:
-		return end(died)
-	case sandbox.TimedOut:
-		limit := v.policy.WallClockSeconds
-		d := failed("timed_out", fault.WallClock, "The call ran longer than wall_clock_seconds (%d s) and was ended; what it printed until then is kept.", limit)
-		return bounded(d, "wall_clock_seconds", limit, int64(v.exit.Duration/time.Second))
-	case sandbox.Killed:
-		return killed(v, endingOf(v.exit.Cause))
-	}
 	switch {
-	case v.exit.OOM:
+	case v.exit.Reason == sandbox.Died:
+		return end(died)
+	case v.exit.Reason == sandbox.Killed:
+		return killed(v, endingOf(v.exit.Cause))
+	case v.exit.OOM: // also when the wall clock ended what was left: the first cause wins
 		d := failed("oom_killed", fault.MemoryLimit, "The kernel ended a process of the call because memory_mb (%d MiB) was reached; use less memory or raise memory_mb.", v.policy.MemoryMB)
 		return bounded(d, "memory_mb", v.policy.MemoryMB, v.exit.MemoryPeak>>20)
 	case v.exit.PIDsHit:
 		d := failed("pids_exhausted", fault.PIDsLimit, "A process or thread was refused because pids_limit (%d) was reached; start fewer or raise pids_limit.", v.policy.PIDsLimit)
 		return bounded(d, "pids_limit", v.policy.PIDsLimit, -1)
+	case v.exit.Reason == sandbox.TimedOut:
+		limit := v.policy.WallClockSeconds
+		d := failed("timed_out", fault.WallClock, "The call ran longer than wall_clock_seconds (%d s) and was ended; what it printed until then is kept.", limit)
+		return bounded(d, "wall_clock_seconds", limit, int64(v.exit.Duration/time.Second))
 	case v.exit.DiskFull:
 		return failed("disk_full", fault.DiskFull, "The workspace is full; delete files or ask the operator for a larger one.")
 	case v.flooded:
