@@ -56,7 +56,7 @@ func TestAKilledRunnerIsToldAsLost(t *testing.T) {
 		s.runner = s.spawnRunner()
 		s.runner.lastIncarnation = was
 		s.waitRunner()
-		if w := s.workspaces(); len(w) > 0 {
+		if w := s.witnesses(); len(w) > 0 {
 			t.Errorf("the restart left %v", w)
 		}
 		if err := noProcess("sleep 600"); err != nil {
@@ -109,7 +109,7 @@ func TestAFrozenRunnerCannotChangeTheVerdict(t *testing.T) {
 	s := start(t, options{cpEnv: []string{"BIGWAVE_RUNNER_LOST_AFTER=" + lostAfter.String()}})
 	ses := s.session()
 	wantStatus(t, s.sh(ses, "true"), "ok")
-	run := s.begin(ses, "sleep 1; echo late")
+	run := s.begin(ses, "echo c >> w; sleep 1; echo late")
 	time.Sleep(200 * time.Millisecond)
 	pid := s.runner.cmd.Process
 	if err := pid.Signal(syscall.SIGSTOP); err != nil {
@@ -123,7 +123,7 @@ func TestAFrozenRunnerCannotChangeTheVerdict(t *testing.T) {
 	time.Sleep(3 * time.Second)
 	wantStatus(t, s.get("/v1/agent-sessions/" + ses + "/runs/" + run).list("calls")[0], "runner_lost")
 	eventually(t, 10*time.Second, "the old sandbox is ended", func() error {
-		if w := s.workspaces(); len(w) > 0 {
+		if w := s.witnesses(); len(w) > 0 {
 			return fmt.Errorf("left: %v", w)
 		}
 		return nil

@@ -1,0 +1,249 @@
+// Command bench prints what a call costs next to an unsandboxed process: the
+// same thing run bare, in a live sandbox, and over the whole path through the
+// built daemons, interleaved in one run. Only the ratios mean something.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/bigwave/bigwave/runner/internal/sandbox"
+)
+
+func main() {
+	n := flag.Int("n", 300, "measured operations of each kind")
+	callers := flag.String("callers", "1,8,32", "numbers of callers at once")
+	sequential := flag.Int("sequential", 1000, "calls in a row for the leak check")
+	flag.Parse()
+	if err := run(context.Background(), *n, *callers, *sequential); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, n int, callers string, sequential int) error {
+	bin, err := filepath.Abs(filepath.Dir(os.Args[0]))
+	if err != nil {
+		return err
+	}
+	backend, stop, err := newBackend(bin)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	local, err := backend.Start(ctx, spec("bench-local"))
+	if err != nil {
+		return err
+	}
+	defer local.Close(context.WithoutCancel(ctx))
+
+	sqlite, err := startDaemons(ctx, bin, "SQLite", "")
+	if err != nil {
+		return err
+	}
+	defer sqlite.stop()
+	paths := []*daemons{sqlite}
+	if dsn := os.Getenv("BIGWAVE_TEST_POSTGRES_URL"); dsn != "" {
+		pg, err := startDaemons(ctx, bin, "PostgreSQL", dsn)
+		if err != nil {
+			return err
+		}
+		defer pg.stop()
+		paths = append(paths, pg)
+	}
+
+	fmt.Printf("%d cores, %s, %s\n", runtime.NumCPU(), runtime.Version(), time.Now().Format(time.DateOnly))
+	for _, what := range []work{
+		{"`bash -c true`", "bash", "true", "shell_exec", `{"command":"true"}`},
+		{"`python3 -c pass`", "python3", "pass", "python_exec", `{"code":"pass"}`},
+	} {
+		fmt.Printf("\n%s: median / p99 in ms; × is the median against bare at the same number of callers\n\n", what.name)
+		fmt.Printf("| callers | bare | sandbox.Exec |%s\n|---|---|---|%s\n", header(paths), strings.Repeat("---|", len(paths)))
+		for c := range strings.SplitSeq(callers, ",") {
+			var k int
+			if _, err := fmt.Sscan(c, &k); err != nil {
+				return err
+			}
+			if err := compare(ctx, what, n, k, local, paths); err != nil {
+				return err
+			}
+		}
+	}
+	if err := starts(ctx, min(n, 100), paths); err != nil {
+		return err
+	}
+	if err := leaks(ctx, sequential, backend, sqlite); err != nil {
+		return err
+	}
+	return idle(ctx, backend, sqlite)
+}
+
+// work is one thing to run, bare and as a tool.
+type work struct{ name, program, script, tool, args string }
+
+func header(paths []*daemons) string {
+	var b strings.Builder
+	for _, p := range paths {
+		b.WriteString(" whole path, " + p.name + " |")
+	}
+	return b.String()
+}
+
+// compare measures every way to run what, turn by turn.
+func compare(ctx context.Context, what work, n, callers int, local sandbox.Sandbox, paths []*daemons) error {
+	ways := []func(worker int) error{
+		func(int) error { return bare(what) },
+		func(int) error { return inSandbox(ctx, local, what) },
+	}
+	for _, p := range paths {
+		sessions, err := p.sessions(ctx, callers)
+		if err != nil {
+			return err
+		}
+		defer p.closeSessions(ctx, sessions)
+		ways = append(ways, func(worker int) error { return p.call(ctx, sessions[worker], what) })
+	}
+	took := make([][]time.Duration, len(ways))
+	const rounds = 10
+	for round := range rounds + 1 {
+		for i, way := range ways {
+			d, err := together(callers, max(n/rounds, callers), way)
+			if err != nil {
+				return err
+			}
+			if round > 0 { // the first one warms up
+				took[i] = append(took[i], d...)
+			}
+		}
+	}
+	row := fmt.Sprintf("| %d |", callers)
+	base := median(took[0])
+	for i := range took {
+		row += fmt.Sprintf(" %.2f / %.2f", ms(median(took[i])), ms(p99(took[i])))
+		if i > 0 {
+			row += fmt.Sprintf(" (%.2f×)", float64(median(took[i]))/float64(base))
+		}
+		row += " |"
+	}
+	fmt.Println(row)
+	return nil
+}
+
+// together runs n operations by so many workers and returns each one's time.
+func together(workers, n int, op func(worker int) error) ([]time.Duration, error) {
+	var (
+		mu   sync.Mutex
+		took []time.Duration
+		fail error
+		wg   sync.WaitGroup
+	)
+	for w := range workers {
+		wg.Go(func() {
+			for i := w; i < n; i += workers {
+				began := time.Now()
+				err := op(w)
+				d := time.Since(began)
+				mu.Lock()
+				took = append(took, d)
+				if err != nil && fail == nil {
+					fail = err
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return took, fail
+}
+
+// bare runs the program with three pipes and reads them to their ends.
+func bare(what work) error {
+	cmd := exec.Command(what.program, "-c", what.script)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	errs, err := cmd.StderrPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	in.Close()
+	var wg sync.WaitGroup
+	wg.Go(func() { io.Copy(io.Discard, errs) })
+	io.Copy(io.Discard, out)
+	wg.Wait()
+	return cmd.Wait()
+}
+
+func inSandbox(ctx context.Context, s sandbox.Sandbox, what work) error {
+	exit, err := s.Exec(ctx, sandbox.Process{
+		ID: nextID(), Program: sandbox.Program(what.program), Script: []byte(what.script), InArgv: true,
+		Stdout: io.Discard, Stderr: io.Discard, Wall: time.Minute,
+	})
+	if err == nil && (exit.Reason != sandbox.Exited || exit.Code != 0) {
+		err = fmt.Errorf("%s in the sandbox ended as %+v", what.name, exit)
+	}
+	return err
+}
+
+// starts measures from opening a session to its first result.
+func starts(ctx context.Context, n int, paths []*daemons) error {
+	fmt.Printf("\nSession start to first result (`shell_exec true`), one caller, against the next call of the same session: median / p99 in ms\n\n")
+	fmt.Println("| database | first result | next result | over the warm path |\n|---|---|---|---|")
+	what := work{tool: "shell_exec", args: `{"command":"true"}`}
+	for _, p := range paths {
+		var first, next, over []time.Duration
+		for range n {
+			began := time.Now()
+			s, err := p.sessions(ctx, 1)
+			if err != nil {
+				return err
+			}
+			if err := p.call(ctx, s[0], what); err != nil {
+				return err
+			}
+			a := time.Since(began)
+			began = time.Now()
+			if err := p.call(ctx, s[0], what); err != nil {
+				return err
+			}
+			b := time.Since(began)
+			first, next, over = append(first, a), append(next, b), append(over, a-b)
+			p.closeSessions(ctx, s)
+		}
+		fmt.Printf("| %s | %.2f / %.2f | %.2f / %.2f | %.2f / %.2f |\n", p.name, ms(median(first)), ms(p99(first)),
+			ms(median(next)), ms(p99(next)), ms(median(over)), ms(p99(over)))
+	}
+	return nil
+}
+
+func median(d []time.Duration) time.Duration { return quantile(d, 0.5) }
+func p99(d []time.Duration) time.Duration    { return quantile(d, 0.99) }
+
+func quantile(d []time.Duration, q float64) time.Duration {
+	if len(d) == 0 {
+		return 0
+	}
+	s := slices.Clone(d)
+	slices.Sort(s)
+	return s[min(len(s)-1, int(q*float64(len(s))))]
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
