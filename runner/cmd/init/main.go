@@ -102,6 +102,7 @@ func (m *machine) build() error {
 		trouble = lowerSelf()
 	}
 	prepareStub(m.layout)
+	prepareMasks()
 	collect()
 	return m.tell(inside.AppendTrouble(m.packet[:0], inside.KindUp, trouble))
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"syscall"
 	"unsafe"
 
@@ -15,27 +16,37 @@ const callSocket = 20
 // everybody (what is for the host's root only needs no mask: it is not mapped):
 // files are covered by /dev/null, directories by an empty directory.
 var masks = []mask{
-	{target: cstring("/proc/kcore")},
-	{target: cstring("/proc/keys")},
-	{target: cstring("/proc/timer_list")},
-	{target: cstring("/proc/timer_stats")},
-	{target: cstring("/proc/sched_debug")},
-	{target: cstring("/proc/latency_stats")},
-	{target: cstring("/proc/interrupts")},
-	{target: cstring("/proc/acpi"), dir: true},
-	{target: cstring("/proc/scsi"), dir: true},
-	{target: cstring("/proc/asound"), dir: true},
-	{target: cstring("/proc/sysrq-trigger"), readOnly: true},
-	{target: cstring("/proc/bus"), readOnly: true},
-	{target: cstring("/proc/fs"), readOnly: true},
-	{target: cstring("/proc/irq"), readOnly: true},
-	{target: cstring("/proc/sys"), readOnly: true},
+	{path: "/proc/kcore"},
+	{path: "/proc/keys"},
+	{path: "/proc/timer_list"},
+	{path: "/proc/timer_stats"},
+	{path: "/proc/sched_debug"},
+	{path: "/proc/latency_stats"},
+	{path: "/proc/interrupts"},
+	{path: "/proc/acpi", dir: true},
+	{path: "/proc/scsi", dir: true},
+	{path: "/proc/asound", dir: true},
+	{path: "/proc/sysrq-trigger", readOnly: true},
+	{path: "/proc/bus", readOnly: true},
+	{path: "/proc/fs", readOnly: true},
+	{path: "/proc/irq", readOnly: true},
+	{path: "/proc/sys", readOnly: true},
 }
 
 type mask struct {
-	target   *byte
+	path     string
 	dir      bool
-	readOnly bool // bound to itself read-only instead of covered
+	readOnly bool  // bound to itself read-only instead of covered
+	target   *byte // path, for the kernel; nil where this host has none
+}
+
+// prepareMasks looks once for what this kernel has.
+func prepareMasks() {
+	for i := range masks {
+		if _, err := os.Lstat(masks[i].path); err == nil {
+			masks[i].target = cstring(masks[i].path)
+		}
+	}
 }
 
 var (
@@ -110,7 +121,10 @@ func mountProc() syscall.Errno {
 
 func maskProc() syscall.Errno {
 	for i := range masks {
-		if errno := masks[i].apply(); errno != 0 && errno != syscall.ENOENT {
+		if masks[i].target == nil {
+			continue
+		}
+		if errno := masks[i].apply(); errno != 0 {
 			return errno
 		}
 	}

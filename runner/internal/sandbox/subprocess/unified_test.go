@@ -1,0 +1,66 @@
+package subprocess
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// underUML is init of a User-mode Linux: it has a pure cgroup v2 host's look.
+const underUML = `#!/bin/bash
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
+mkdir -p /dev/shm; mount -t tmpfs tmp /run; mount -t tmpfs tmp /tmp
+mkdir /tmp/host; mount -t hostfs -o %[1]s none /tmp/host
+mount -t tmpfs tmp /sys/fs/cgroup; mount -t cgroup2 cgroup /sys/fs/cgroup
+mkdir /sys/fs/cgroup/init.scope; echo $$ > /sys/fs/cgroup/init.scope/cgroup.procs
+cp /tmp/host/bigwave-init /tmp/host/subprocess.test /tmp/
+export PATH=/usr/bin:/bin:/usr/sbin:/sbin HOME=/tmp %[2]s=/tmp/bigwave-init
+cd /tmp && /tmp/subprocess.test -test.short -test.v -test.run '%[3]s'
+echo "RC=$?"
+poweroff -f
+`
+
+// TestOnUnified runs the heart of the suite where there is only cgroup v2,
+// when this host has v1.
+func TestOnUnified(t *testing.T) {
+	if os.Getenv(initEnv) != "" {
+		t.Skip("this is the inner run")
+	}
+	kernel, err := exec.LookPath("linux.uml")
+	if err != nil {
+		t.Skip("needs User-mode Linux: apt-get install --no-install-recommends user-mode-linux")
+	}
+	dir := t.TempDir()
+	for name, from := range map[string]string{"bigwave-init": initProgram, "subprocess.test": os.Args[0]} {
+		content, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for parent := dir; parent != os.TempDir() && parent != "/"; parent = filepath.Dir(parent) {
+		if err := os.Chmod(parent, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const tests = "^(TestBackend|TestInitIsKilled|TestIdleMemory|TestCrash)$/^(Ends|Trees|Limits|Fence)?$"
+	script := filepath.Join(dir, "script")
+	if err := os.WriteFile(script, fmt.Appendf(nil, underUML, dir, initEnv, tests), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, kernel, "mem=2G", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro",
+		"init="+script, "con=null", "con0=null,fd:1", "con1=null", "quiet")
+	out, err := cmd.CombinedOutput()
+	if !strings.Contains(string(out), "RC=0") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
