@@ -125,7 +125,7 @@ CREATE INDEX runs_open ON runs (lease_until) WHERE status IN ('queued', 'running
 CREATE INDEX runs_finished ON runs (session_id, finished_at); -- 0 while open
 
 CREATE TABLE calls (
-	id             TEXT PRIMARY KEY,
+	id             TEXT NOT NULL,
 	client_id      TEXT NOT NULL,
 	run_id         TEXT NOT NULL,
 	session_id     TEXT NOT NULL,
@@ -164,10 +164,9 @@ CREATE TABLE calls (
 	image_digest   TEXT NOT NULL DEFAULT '',
 	policy_digest  TEXT NOT NULL DEFAULT '',
 	enforced       TEXT NOT NULL DEFAULT '{}',
-	retryable      BOOLEAN NOT NULL DEFAULT FALSE
+	retryable      BOOLEAN NOT NULL DEFAULT FALSE,
+	PRIMARY KEY (run_id, idx) -- found by their run, a session's by its open runs: an index costs on every call
 );
-CREATE INDEX calls_run ON calls (run_id, idx);
-CREATE INDEX calls_session ON calls (session_id, status);
 
 CREATE TABLE runners (
 	id             TEXT PRIMARY KEY,
@@ -187,7 +186,7 @@ CREATE TABLE runners (
 CREATE INDEX runners_pool ON runners (pool, state);
 
 CREATE TABLE audit_events (
-	id            TEXT PRIMARY KEY,
+	id            TEXT NOT NULL,
 	at            BIGINT NOT NULL,
 	workspace_id  TEXT NOT NULL, -- no reference: the record outlives the workspace
 	actor         TEXT NOT NULL,
@@ -195,9 +194,9 @@ CREATE TABLE audit_events (
 	object        TEXT NOT NULL,
 	outcome       TEXT NOT NULL,
 	policy_digest TEXT NOT NULL,
-	detail        TEXT NOT NULL
+	detail        TEXT NOT NULL,
+	PRIMARY KEY (workspace_id, id)
 );
-CREATE INDEX audit_events_workspace ON audit_events (workspace_id, id);
 
 -- +goose Down
 DROP TABLE audit_events;

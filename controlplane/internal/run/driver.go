@@ -164,7 +164,7 @@ func earliest(a, b time.Time) time.Time {
 func (d *driver) mark(ctx context.Context) {
 	for id, f := range d.flights {
 		if f.answered && !f.marked && !d.Now().Before(f.markAt) {
-			f.marked = d.Store.MarkStarted(ctx, id) == nil
+			f.marked = d.Store.MarkStarted(ctx, d.id, id) == nil
 		}
 	}
 }

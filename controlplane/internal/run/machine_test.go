@@ -170,7 +170,7 @@ func (s *story) send(t *rapid.T) {
 
 func (s *story) mark(t *rapid.T) {
 	r := s.aRun(t)
-	s.ok(s.db.MarkStarted(s.ctx, r.Calls[0].ID))
+	s.ok(s.db.MarkStarted(s.ctx, r.ID, r.Calls[0].ID))
 }
 
 func (s *story) report(t *rapid.T) {

@@ -58,7 +58,8 @@ const (
 		WHERE last_beat < $1 AND (state IN ('ready', 'draining') OR (state = 'left' AND EXISTS (
 			SELECT 1 FROM agent_sessions s WHERE s.runner = runners.id AND s.incarnation = runners.incarnation
 				AND (s.status IN ('live', 'starting') OR EXISTS (
-					SELECT 1 FROM calls c WHERE c.session_id = s.id AND c.status IN (` + sentStatuses + `))))))
+					SELECT 1 FROM runs JOIN calls c ON c.run_id = runs.id
+					WHERE runs.session_id = s.id AND runs.finished_at = 0 AND c.status IN (` + sentStatuses + `))))))
 		ORDER BY id`
 	orphanStarts = `
 		SELECT DISTINCT s.runner AS id, s.incarnation FROM agent_sessions s JOIN runners r ON r.id = s.runner

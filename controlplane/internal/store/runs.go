@@ -202,7 +202,8 @@ const (
 		JOIN calls c ON c.run_id = r.id ORDER BY r.id DESC, c.idx`
 	sentCallsOfSession = `
 		SELECT ` + callColumns + ` FROM calls c
-		WHERE c.session_id = $1 AND c.status IN (` + sentStatuses + `) ORDER BY c.id`
+		WHERE c.run_id IN (SELECT id FROM runs WHERE session_id = $1 AND finished_at = 0)
+			AND c.status IN (` + sentStatuses + `) ORDER BY c.id`
 
 	// admitSession takes the session's row and begins its start when $3 says
 	// that the run wants a sandbox and there is none.
@@ -279,7 +280,7 @@ const (
 	runRunning = `
 		UPDATE runs SET status = 'running', started_at = CASE WHEN started_at = 0 THEN $2 ELSE started_at END
 		WHERE id = $1 AND replica = $3 AND cancel_reason = '' AND status IN ('queued', 'running')`
-	markStarted = `UPDATE calls SET status = 'running' WHERE id = $1 AND status IN ('sent', 'accepted')`
+	markStarted = `UPDATE calls SET status = 'running' WHERE run_id = $1 AND id = $2 AND status IN ('sent', 'accepted')`
 
 	loseSessions = `
 		UPDATE agent_sessions SET reason = 'runner_lost', epoch = epoch + 1, start_deadline = 0,
@@ -287,9 +288,12 @@ const (
 		WHERE runner = $1 AND incarnation = $2 AND status IN ('live', 'starting')
 		RETURNING ` + sessionColumns
 	sentOfRunner = `calls.runner = $7 AND calls.incarnation = $8 AND calls.status IN (` + sentStatuses + `)
-		AND calls.session_id IN (SELECT id FROM agent_sessions WHERE runner = $7 AND incarnation = $8)`
-	pendingOfRunner = `calls.status IN (` + pendingStatus + `) AND calls.session_id IN
-		(SELECT id FROM agent_sessions WHERE runner = $7 AND incarnation = $8 AND status = 'lost')`
+		AND calls.run_id IN (SELECT id FROM runs WHERE finished_at = 0 AND session_id IN
+			(SELECT id FROM agent_sessions WHERE runner = $7 AND incarnation = $8))`
+	pendingOfRunner = `calls.status IN (` + pendingStatus + `)
+		AND calls.run_id IN (SELECT id FROM runs WHERE finished_at = 0 AND session_id IN
+			(SELECT id FROM agent_sessions WHERE runner = $7 AND incarnation = $8 AND status = 'lost'))`
+	ofSession = `calls.run_id IN (SELECT id FROM runs WHERE finished_at = 0 AND session_id = $7) AND calls.status IN (`
 
 	renewLeases = `
 		UPDATE runs SET lease_until = $2 WHERE replica = $1 AND status IN ('queued', 'running') RETURNING id`
@@ -519,9 +523,9 @@ func affected(result sql.Result, err error) (int64, error) {
 }
 
 // MarkStarted shows a call as running.
-func (db *DB) MarkStarted(ctx context.Context, call string) error {
+func (db *DB) MarkStarted(ctx context.Context, runID, call string) error {
 	return db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
-		_, err := tx.ExecContext(ctx, markStarted, call)
+		_, err := tx.ExecContext(ctx, markStarted, runID, call)
 		return err
 	})
 }

@@ -251,7 +251,7 @@ func (db *DB) EndSession(ctx context.Context, e session.Ending) (session.Session
 			if group.verdict.Status == "" {
 				continue
 			}
-			more, err := endCalls(ctx, tx, group.verdict, f, `session_id = $7 AND calls.status IN (`+group.statuses+`)`, e.Session)
+			more, err := endCalls(ctx, tx, group.verdict, f, ofSession+group.statuses+`)`, e.Session)
 			if err != nil {
 				return err
 			}
