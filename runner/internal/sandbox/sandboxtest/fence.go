@@ -94,8 +94,8 @@ l = socket.create_server(("127.0.0.1", 0))
 c = socket.create_connection(l.getsockname())
 print(sorted(n for _, n in socket.if_nameindex()))
 for family, address in ((socket.AF_INET, ("192.0.2.1", 80)), (socket.AF_INET6, ("2001:db8::1", 80)), (socket.AF_INET, ("169.254.169.254", 80))):
-    s = socket.socket(family, socket.SOCK_DGRAM)
     try:
+        s = socket.socket(family, socket.SOCK_DGRAM)
         s.sendto(b"x", address)
         print("sent to", address)
     except OSError:

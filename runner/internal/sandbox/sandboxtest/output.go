@@ -155,6 +155,17 @@ for _ in range(1500):
     time.sleep(0.01)
 `
 
+// onWrite calls back when something has come.
+type onWrite struct {
+	w    io.Writer
+	then func()
+}
+
+func (o onWrite) Write(p []byte) (int, error) {
+	defer o.then()
+	return o.w.Write(p)
+}
+
 type slow struct{ w io.Writer }
 
 func (s slow) Write(p []byte) (int, error) {

@@ -50,7 +50,7 @@ func TestOnUnified(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const tests = "^(TestBackend|TestInitIsKilled|TestIdleMemory|TestCrash)$/^(Ends|Trees|Limits|Fence)?$"
+	const tests = "^(TestBackend|TestInitIsKilled|TestIdleMemory|TestCrash)$/^(Ends|Limits)?$"
 	script := filepath.Join(dir, "script")
 	if err := os.WriteFile(script, fmt.Appendf(nil, underUML, dir, initEnv, tests), 0o755); err != nil {
 		t.Fatal(err)
