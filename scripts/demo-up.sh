@@ -13,5 +13,10 @@ unset BIGWAVE_ADMIN_TOKEN BIGWAVE_DATABASE_URL BIGWAVE_NATS_URL
 
 ./up.sh scripts/demo.sh &
 up=$!
-trap 'kill -TERM $up 2>/dev/null; wait $up; rm -rf "$data"' EXIT
-wait $up
+finish() {
+	kill -TERM "$up" 2>/dev/null || true
+	wait "$up" || true
+	rm -rf "$data"
+}
+trap finish EXIT
+wait "$up"
