@@ -3,21 +3,17 @@ module github.com/bigwave/bigwave/shared
 go 1.26.8
 
 require (
-	github.com/antithesishq/antithesis-sdk-go v0.9.0-default-no-op // indirect
-	github.com/go-json-experiment/json v1.27.2 // indirect
-	github.com/google/go-tpm v0.9.8 // indirect
+	github.com/go-json-experiment/json v1.27.2
+	github.com/nats-io/nats.go v1.55.0
+	github.com/secure-systems-lab/go-securesystemslib v0.11.1
+)
+
+require (
 	github.com/klauspost/compress v1.20.4 // indirect
-	github.com/minio/highwayhash v1.0.4 // indirect
-	github.com/nats-io/jwt/v2 v2.8.3 // indirect
-	github.com/nats-io/nats-server/v2 v2.15.3 // indirect
-	github.com/nats-io/nats.go v1.55.0 // indirect
 	github.com/nats-io/nkeys v0.4.17 // indirect
 	github.com/nats-io/nuid v1.0.1 // indirect
-	github.com/prometheus/client_golang v1.25.0 // indirect
-	github.com/secure-systems-lab/go-securesystemslib v0.11.1 // indirect
-	go.uber.org/goleak v1.3.0 // indirect
+	github.com/stretchr/testify v1.12.1 // indirect
+	go.yaml.in/yaml/v3 v3.0.6 // indirect
 	golang.org/x/crypto v0.59.0 // indirect
 	golang.org/x/sys v0.50.0 // indirect
-	golang.org/x/time v0.16.0 // indirect
-	pgregory.net/rapid v1.3.0 // indirect
 )
