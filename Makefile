@@ -2,13 +2,13 @@
 
 export CGO_ENABLED ?= 0
 
-.PHONY: build up demo test bench lint fmt clean
+.PHONY: build up demo test bench lint clean
 
 # The daemons and the program that is pid 1 in every sandbox.
 build:
-	go build -trimpath -o bin/bigwave-controlplane ./controlplane/cmd/controlplane
-	go build -trimpath -o bin/bigwave-runner ./runner/cmd/runner
-	CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o bin/bigwave-init ./runner/cmd/init
+	go build -buildvcs=false -trimpath -o bin/bigwave-controlplane ./controlplane/cmd/controlplane
+	go build -buildvcs=false -trimpath -o bin/bigwave-runner ./runner/cmd/runner
+	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags='-s -w' -o bin/bigwave-init ./runner/cmd/init
 
 # Both daemons in the foreground until SIGTERM or Ctrl-C.
 up: build

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/deps.sh python3=python3 curl=curl ps=procps git=git
+scripts/deps.sh python3=python3 curl=curl ps=procps git=git linux.uml=user-mode-linux
 go vet work
 # shellcheck disable=SC2086
 exec scripts/with-postgres.sh go test -p 2 -timeout 20m ${TESTFLAGS:-} work
