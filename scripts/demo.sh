@@ -10,7 +10,10 @@ api() { # METHOD PATH [BODY]
 	printf 'header = "Authorization: Bearer %s"\n' "$BIGWAVE_ADMIN_TOKEN" | curl -K - "${args[@]}"
 }
 say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
-field() { sed -n "s/.*\"$1\": *\"\([^\"]*\)\".*/\1/p" | head -n 1; }
+# field NAME: the first value of that name in the JSON on standard input.
+field() {
+	grep -oE "\"$1\": *(\"([^\"\\]|\\\\.)*\"|[^,}]*)" | head -n 1 | sed -E 's/^"[^"]*": *//; s/^"(.*)"$/\1/'
+}
 
 # run NAME ARGUMENTS: one call, streamed; every event is printed as it comes.
 run() {
@@ -20,8 +23,16 @@ run() {
 		case $line in
 		event:*) event=${line#event: } ;;
 		data:*)
-			printf '%-14s %.400s\n' "$event" "${line#data: }"
-			if [[ $event == call.finished ]]; then seen=$(field status <<<"$line"); fi
+			data=${line#data: }
+			case $event in
+			run.*) data="$(field id <<<"$data") is $(field status <<<"$data")" ;;
+			call.finished)
+				seen=$(field status <<<"$data")
+				data="$seen, exit code $(field exit_code <<<"$data"), $(field duration_ms <<<"$data") ms, result $(field result <<<"$data")"
+				data=${data/, exit code null/} data=${data/, result null/}
+				;;
+			esac
+			printf '%-14s %s\n' "$event" "$data"
 			;;
 		esac
 	done < <(api POST "/v1/agent-sessions/$session/run" \
