@@ -39,6 +39,11 @@ func makeRoot(l inside.Layout, fds []int) inside.Trouble {
 	if err := syscall.Mount("proc", buildAt+"/proc", "proc", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC, ""); err != nil {
 		return failed("mount /proc", err)
 	}
+	// In a user namespace of its own a program would have every capability
+	// again, over that one at least; it can't make one.
+	if err := os.WriteFile(buildAt+"/proc/sys/user/max_user_namespaces", []byte("0"), 0); err != nil {
+		return failed("forbid further user namespaces", err)
+	}
 	if err := enterRoot(); err != nil {
 		return failed("pivot the root", err)
 	}

@@ -108,7 +108,8 @@ func (m *Manager) findUnified(mount, name string) {
 			m.missing(reason(err))
 			return
 		}
-		base = filepath.Join(mount, own)
+		// An earlier Find of this process may have moved it aside.
+		base = filepath.Join(mount, strings.TrimSuffix(own, "/"+asideLeaf))
 	}
 	dir := filepath.Join(base, name)
 	if err := enable(base, dir); err != nil {
@@ -176,8 +177,11 @@ func handOn(dir string, available []string) error {
 	return nil
 }
 
+// asideLeaf is where the runner itself lives when it owns a subtree.
+const asideLeaf = "bigwave-runner"
+
 func stepAside(base string) error {
-	leaf := filepath.Join(base, "bigwave-runner")
+	leaf := filepath.Join(base, asideLeaf)
 	if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}

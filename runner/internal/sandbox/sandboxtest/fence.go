@@ -57,7 +57,7 @@ func testFence(t *testing.T, b sandbox.Backend) {
 			"mknod /workspace/null c 1 3", "chroot / true", "hostname other", "echo 1 > /proc/sys/kernel/hostname", "echo b > /proc/sysrq-trigger",
 			"echo -1000 > /proc/self/oom_score_adj", "cat /proc/kcore | head -c1 | grep -q .", "test -s /proc/keys", "test -s /proc/timer_list", "ls /sys/kernel",
 			"ls /proc/acpi/*", "nsenter -t 1 -m true", "date -s 2000-01-01", "renice -n -5 $$", "chrt -f 1 true", "ulimit -n 1000000", "su -c true", "test -e /etc/shadow",
-			"dd if=/dev/mem count=1", "test -e /dev/sda -o -e /dev/vda -o -e /dev/kvm -o -e /dev/tty0", "echo x > /proc/1/oom_score_adj", "unshare -n true", "sysctl -w kernel.core_pattern=x",
+			"dd if=/dev/mem count=1", "test -e /dev/sda -o -e /dev/vda -o -e /dev/kvm -o -e /dev/tty0", "echo x > /proc/1/oom_score_adj", "unshare -n true", "unshare -r true", "unshare -Urm true", "sysctl -w kernel.core_pattern=x",
 		} {
 			r := Exec(t, s, within(10*time.Second, Bash(script)))
 			if r.Reason != sandbox.Exited || r.Code == 0 {

@@ -84,6 +84,7 @@ var fence = []struct {
 }{
 	{"no_new_privs", "NoNewPrivs", "1", "the kernel does not know no_new_privs (Linux 3.5)"},
 	{"no capabilities", "Caps", "0000000000000000", "user code would have capabilities"},
+	{"no further user namespaces", "Userns", "0", "user code could make user namespaces of its own, with capabilities in them"},
 	{"pid namespace", "Pid", "2", "user code would see other processes"},
 	{"network namespace", "Net", "lo", "user code would see the host's network"},
 	{"read-only root", "Root", "ro", "user code could change the root"},
@@ -94,6 +95,7 @@ while read -r key value _; do
   case $key in NoNewPrivs:) echo "NoNewPrivs $value";; CapBnd:) echo "Caps $value";; esac
 done </proc/self/status
 echo "Pid $$"
+echo "Userns $(</proc/sys/user/max_user_namespaces)"
 net=; while IFS=: read -r name rest; do case $name in *\|*) ;; *) net+=${name// };; esac; done </proc/net/dev
 echo "Net $net"
 if : >/probe; then echo "Root rw"; else echo "Root ro"; fi 2>/dev/null

@@ -20,20 +20,36 @@ mount -t tmpfs tmp /sys/fs/cgroup; mount -t cgroup2 cgroup /sys/fs/cgroup
 mkdir /sys/fs/cgroup/init.scope; echo $$ > /sys/fs/cgroup/init.scope/cgroup.procs
 cp /tmp/host/bigwave-init /tmp/host/subprocess.test /tmp/
 export PATH=/usr/bin:/bin:/usr/sbin:/sbin HOME=/tmp %[2]s=/tmp/bigwave-init
-cd /tmp && /tmp/subprocess.test -test.short -test.v -test.run '%[3]s'
+chmod 1777 /tmp; chmod 666 /dev/null /dev/zero /dev/full /dev/random /dev/urandom
+cd /sys/fs/cgroup; echo "+cpu +memory +pids" > cgroup.subtree_control
+mkdir user; echo "+cpu +memory +pids" > user/cgroup.subtree_control
+mkdir user/svc; chown 12345 user/svc user/svc/cgroup.procs user/svc/cgroup.subtree_control
+cd /tmp
+bash -c '%[4]s exec "$@"' bash %[5]s /tmp/subprocess.test -test.short -test.v -test.run '%[3]s'
 echo "RC=$?"
 poweroff -f
 `
 
 // TestOnUnified runs the heart of the suite where there is only cgroup v2,
-// when this host has v1.
+// when this host has v1: as root, and as an ordinary user to whom a subtree is
+// delegated as a systemd unit with Delegate=yes has it.
 func TestOnUnified(t *testing.T) {
-	if os.Getenv(initEnv) != "" {
-		t.Skip("this is the inner run")
+	if os.Getenv("BIGWAVE_TEST_UML") == "" {
+		t.Skip("takes minutes: set BIGWAVE_TEST_UML=1")
 	}
+	t.Run("root", func(t *testing.T) {
+		onUnified(t, "^(TestBackend|TestInitIsKilled|TestIdleMemory|TestCrash)$/^(Ends|Limits)?$", "", "")
+	})
+	t.Run("ordinary user", func(t *testing.T) {
+		onUnified(t, "^(TestBackend|TestInitIsKilled)$/^(Limits)?$",
+			"echo $$ > /sys/fs/cgroup/user/svc/cgroup.procs;", "setpriv --reuid 12345 --regid 12345 --clear-groups")
+	})
+}
+
+func onUnified(t *testing.T, tests, before, as string) {
 	kernel, err := exec.LookPath("linux.uml")
 	if err != nil {
-		t.Skip("needs User-mode Linux: apt-get install --no-install-recommends user-mode-linux")
+		t.Fatal("needs User-mode Linux: apt-get install --no-install-recommends user-mode-linux")
 	}
 	dir := t.TempDir()
 	for name, from := range map[string]string{"bigwave-init": initProgram, "subprocess.test": os.Args[0]} {
@@ -50,9 +66,8 @@ func TestOnUnified(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const tests = "^(TestBackend|TestInitIsKilled|TestIdleMemory|TestCrash)$/^(Ends|Limits)?$"
 	script := filepath.Join(dir, "script")
-	if err := os.WriteFile(script, fmt.Appendf(nil, underUML, dir, initEnv, tests), 0o755); err != nil {
+	if err := os.WriteFile(script, fmt.Appendf(nil, underUML, dir, initEnv, tests, before, as), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
