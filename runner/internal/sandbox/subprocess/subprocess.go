@@ -9,6 +9,7 @@ package subprocess
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -17,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -67,6 +69,7 @@ type Backend struct {
 	spares  []*box
 	refill  bool // a goroutine is making a spare
 	made    int
+	run     string // of this process: no name is ever one that an earlier process used
 	filling sync.WaitGroup // the making of spares
 	working sync.WaitGroup // listening to inits, removing what they leave
 }
@@ -89,6 +92,7 @@ func New(cfg Config) (*Backend, error) {
 		cfg:   cfg,
 		log:   cmp.Or(cfg.Log, slog.Default()),
 		root:  os.Geteuid() == 0,
+		run:   strings.ToLower(rand.Text()[:8]),
 		slots: map[int]bool{},
 		boxes: map[*box]bool{},
 	}
@@ -342,7 +346,7 @@ func (b *Backend) slot() (int, string) {
 	}
 	b.slots[n] = true
 	b.made++
-	return n, fmt.Sprintf("box-%d", b.made)
+	return n, fmt.Sprintf("box-%s-%d", b.run, b.made)
 }
 
 func (b *Backend) freeSlot(n int) {
