@@ -69,7 +69,7 @@ type Backend struct {
 	spares  []*box
 	refill  bool // a goroutine is making a spare
 	made    int
-	run     string // of this process: no name is ever one that an earlier process used
+	run     string         // of this process: no name is ever one that an earlier process used
 	filling sync.WaitGroup // the making of spares
 	working sync.WaitGroup // listening to inits, removing what they leave
 }
