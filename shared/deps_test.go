@@ -1,16 +1,20 @@
 package shared_test
 
 import (
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
 	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
 
-// rules says what the packages of a folder may not import: a prefix of an
-// import path. "ours" stands for everything of this project.
+// rules says what the packages of a folder may not import: prefixes of import
+// paths.
 var rules = []struct {
 	dir    string
 	deny   []string
@@ -33,6 +37,7 @@ var rules = []struct {
 	{dir: "../controlplane/internal/identity", deny: outside, why: decides},
 	{dir: "../controlplane/internal/audit", deny: outside, why: decides},
 	{dir: "../controlplane/internal/fleet", deny: outside, why: decides},
+	{dir: "../controlplane/internal/page", deny: outside, why: decides},
 }
 
 const decides = "what decides does not know how it is carried or kept"
@@ -51,7 +56,7 @@ func TestImportRulesHold(t *testing.T) {
 			files++
 			for _, imp := range imports {
 				for _, deny := range r.deny {
-					if strings.HasPrefix(imp, deny) && !has(r.except, imp) {
+					if strings.HasPrefix(imp, deny) && !slices.Contains(r.except, imp) {
 						t.Errorf("%s imports %s: %s", path, imp, r.why)
 					}
 				}
@@ -63,13 +68,81 @@ func TestImportRulesHold(t *testing.T) {
 	}
 }
 
-func has(list []string, s string) bool {
-	for _, l := range list {
-		if l == s {
-			return true
+// homes says in which folders alone an import may stand, tests aside.
+var homes = []struct {
+	imp, under string
+	at         []string
+	why        string
+}{
+	{"github.com/bigwave/bigwave/shared/wire", "../controlplane", []string{"internal/dispatch"}, "domain types become wire messages in dispatch"},
+	{"github.com/labstack/echo", "../controlplane", []string{"internal/httpapi"}, "HTTP stays in httpapi"},
+	{"github.com/jmoiron/sqlx", "../controlplane", []string{"internal/store"}, "SQL stays in store"},
+	{"database/sql", "../controlplane", []string{"internal/store"}, "SQL stays in store"},
+	{"github.com/lib/pq", "../controlplane", []string{"internal/store"}, "SQL stays in store"},
+	{"github.com/bigwave/bigwave/migrations", "../controlplane", []string{"internal/store"}, "SQL stays in store"},
+	{"github.com/nats-io", "../controlplane", []string{"internal/dispatch", "internal/embeddednats", "cmd/controlplane"}, "the bus stays in dispatch"},
+	{"github.com/nats-io", "../runner", []string{"internal/intake", "internal/stream", "internal/bustest", "cmd/runner", "cmd/bench"}, "what carries out does not know the bus"},
+	{"github.com/bigwave/bigwave/runner/internal/sandbox/subprocess", "../runner", []string{"cmd/runner", "cmd/bench"}, "backends are chosen where things are wired"},
+}
+
+func TestImportsStayAtHome(t *testing.T) {
+	for _, h := range homes {
+		used := false
+		for path, imports := range goFiles(t, h.under) {
+			if !slices.ContainsFunc(imports, func(imp string) bool { return strings.HasPrefix(imp, h.imp) }) {
+				continue
+			}
+			used = true
+			home := func(at string) bool { return strings.HasPrefix(path, filepath.Join(h.under, at)+"/") }
+			if !slices.ContainsFunc(h.at, home) {
+				t.Errorf("%s imports %s: %s", path, h.imp, h.why)
+			}
+		}
+		if !used {
+			t.Errorf("nobody under %s imports %s: the rule says nothing", h.under, h.imp)
 		}
 	}
-	return false
+}
+
+// A row of the database and a message are two types with a conversion between
+// them, or a change of one would be a change of the other.
+func TestNoStructIsBothRowAndMessage(t *testing.T) {
+	structs := 0
+	for _, dir := range []string{"../shared", "../controlplane", "../runner"} {
+		for path := range goFiles(t, dir) {
+			files := token.NewFileSet()
+			f, err := parser.ParseFile(files, path, nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				s, ok := n.(*ast.StructType)
+				if !ok {
+					return true
+				}
+				structs++
+				if tagged(s, "db") && tagged(s, "json") {
+					t.Errorf("%s: a struct has both db: and json: tags", files.Position(s.Pos()))
+				}
+				return true
+			})
+		}
+	}
+	if structs == 0 {
+		t.Error("no struct was looked at")
+	}
+}
+
+// tagged reports whether a field of s has a tag of that key.
+func tagged(s *ast.StructType, key string) bool {
+	return slices.ContainsFunc(s.Fields.List, func(f *ast.Field) bool {
+		if f.Tag == nil {
+			return false
+		}
+		text, err := strconv.Unquote(f.Tag.Value)
+		_, ok := reflect.StructTag(text).Lookup(key)
+		return err == nil && ok
+	})
 }
 
 func TestEveryPackageSaysWhatItIsOnce(t *testing.T) {

@@ -67,9 +67,6 @@ func Notice(session string) string {
 	return "bw.event." + ControlPlane + "." + session + ".notice"
 }
 
-// SessionEvents matches all that is said about a session.
-func SessionEvents(session string) string { return "bw.event.*." + session + ".>" }
-
 // Subject patterns for subscriptions.
 const (
 	AllTickets = "bw.start.>"

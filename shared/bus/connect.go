@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -35,20 +36,27 @@ func LoadAccess(path string) (Access, error) {
 	}
 	var a Access
 	if err := strictjson.Decode(data, &a); err != nil || a.URL == "" {
-		return Access{}, fmt.Errorf("access file %s is damaged", path) // the cause could quote the password
+		return Access{}, fmt.Errorf("access file %s is damaged; write it anew as JSON with url, user and password", path) // the cause could quote the password
 	}
 	return a, nil
 }
 
-// WriteAccess writes an access file with mode 0600.
+// WriteAccess writes an access file with mode 0600, whole or not at all.
 func WriteAccess(path string, a Access) error {
 	data, err := strictjson.Encode(a)
 	if err != nil {
 		return err
 	}
-	tmp := path + ".new"
-	err = os.WriteFile(tmp, append(data, '\n'), 0o600)
-	return errors.Join(err, os.Rename(tmp, path))
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".access-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name())
+	_, err = tmp.Write(append(data, '\n'))
+	if err := errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
+		return err // what was there stays
+	}
+	return os.Rename(tmp.Name(), path)
 }
 
 // Connect connects and reconnects for ever; the first connection may still be

@@ -32,8 +32,14 @@ func (p Private) Public() Public {
 	return Public{Sign: p.Sign.Public().(ed25519.PublicKey), Box: p.Box.PublicKey()}
 }
 
+// The kinds of key files.
+const (
+	private = "private"
+	public  = "public"
+)
+
 type keyFile struct {
-	Kind string `json:"kind"` // "private" "public"
+	Kind string `json:"kind"`
 	Sign string `json:"sign"` // Ed25519: the seed, or the public key; base64
 	Box  string `json:"box"`  // X25519: the secret, or the public key; base64
 }
@@ -54,8 +60,8 @@ func LoadOrMake(path string) (Private, error) {
 		return Private{}, fmt.Errorf("make box key: %w", err)
 	}
 	p = Private{Sign: sign, Box: box}
-	f := keyFile{Kind: "private", Sign: b64(sign.Seed()), Box: b64(box.Bytes())}
-	if err := writeNew(path, f, 0o600); err != nil {
+	f := keyFile{Kind: private, Sign: b64(sign.Seed()), Box: b64(box.Bytes())}
+	if err := write(path, f, 0o600, os.Link); err != nil {
 		if errors.Is(err, fs.ErrExist) { // another start of this daemon was faster
 			return LoadPrivate(path)
 		}
@@ -73,75 +79,67 @@ func LoadPrivate(path string) (Private, error) {
 	if st.Mode().Perm()&0o077 != 0 {
 		return Private{}, fmt.Errorf("key file %s may be read by others (mode %04o): chmod 600 it", path, st.Mode().Perm())
 	}
-	f, err := read(path, "private")
+	seed, secret, err := read(path, private, ed25519.SeedSize)
 	if err != nil {
 		return Private{}, err
 	}
-	seed, err1 := base64.StdEncoding.DecodeString(f.Sign)
-	secret, err2 := base64.StdEncoding.DecodeString(f.Box)
-	if err1 != nil || err2 != nil || len(seed) != ed25519.SeedSize {
-		return Private{}, fmt.Errorf("key file %s is damaged", path)
-	}
 	box, err := ecdh.X25519().NewPrivateKey(secret)
 	if err != nil {
-		return Private{}, fmt.Errorf("key file %s is damaged", path)
+		return Private{}, damaged(path)
 	}
 	return Private{Sign: ed25519.NewKeyFromSeed(seed), Box: box}, nil
 }
 
 // WritePublic writes the public half to path, replacing what is there.
 func WritePublic(path string, p Public) error {
-	data, err := strictjson.Encode(keyFile{Kind: "public", Sign: b64(p.Sign), Box: b64(p.Box.Bytes())})
-	if err != nil {
-		return err
-	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".key-*")
-	if err != nil {
-		return fmt.Errorf("write key file: %w", err)
-	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.Write(append(data, '\n'))
-	err = errors.Join(err, tmp.Chmod(0o644), tmp.Sync(), tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	return err
+	f := keyFile{Kind: public, Sign: b64(p.Sign), Box: b64(p.Box.Bytes())}
+	return write(path, f, 0o644, os.Rename)
 }
 
 // LoadPublic reads a public key file.
 func LoadPublic(path string) (Public, error) {
-	f, err := read(path, "public")
+	sign, rawBox, err := read(path, public, ed25519.PublicKeySize)
 	if err != nil {
 		return Public{}, err
 	}
-	sign, err1 := base64.StdEncoding.DecodeString(f.Sign)
-	rawBox, err2 := base64.StdEncoding.DecodeString(f.Box)
-	if err1 != nil || err2 != nil || len(sign) != ed25519.PublicKeySize {
-		return Public{}, fmt.Errorf("key file %s is damaged", path)
-	}
 	box, err := ecdh.X25519().NewPublicKey(rawBox)
 	if err != nil {
-		return Public{}, fmt.Errorf("key file %s is damaged", path)
+		return Public{}, damaged(path)
 	}
 	return Public{Sign: sign, Box: box}, nil
 }
 
-func read(path, kind string) (keyFile, error) {
+// read returns the two keys in a file of that kind; the first is signSize long.
+func read(path, kind string, signSize int) (sign, box []byte, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return keyFile{}, err
+		return nil, nil, err
 	}
 	var f keyFile
 	if err := strictjson.Decode(data, &f); err != nil {
-		return keyFile{}, fmt.Errorf("key file %s is damaged", path) // the cause could quote the key
+		return nil, nil, damaged(path)
 	}
 	if f.Kind != kind {
-		return keyFile{}, fmt.Errorf("key file %s is %q, not %q", path, f.Kind, kind)
+		return nil, nil, fmt.Errorf("key file %s is %q, not %q", path, f.Kind, kind)
 	}
-	return f, nil
+	sign, err = base64.StdEncoding.DecodeString(f.Sign)
+	if err != nil || len(sign) != signSize {
+		return nil, nil, damaged(path)
+	}
+	if box, err = base64.StdEncoding.DecodeString(f.Box); err != nil {
+		return nil, nil, damaged(path)
+	}
+	return sign, box, nil
 }
 
-func writeNew(path string, f keyFile, mode fs.FileMode) error {
+// damaged hides its cause, which could quote the key.
+func damaged(path string) error {
+	return fmt.Errorf("key file %s is damaged; restore it, or remove it: its owner makes a new one at its next start", path)
+}
+
+// write puts f into a file of its own beside path and has place bring it there:
+// os.Rename replaces what is there, os.Link leaves it alone.
+func write(path string, f keyFile, mode fs.FileMode, place func(from, to string) error) error {
 	data, err := strictjson.Encode(f)
 	if err != nil {
 		return err
@@ -156,7 +154,7 @@ func writeNew(path string, f keyFile, mode fs.FileMode) error {
 	if err != nil {
 		return fmt.Errorf("write key file: %w", err)
 	}
-	return os.Link(tmp.Name(), path)
+	return place(tmp.Name(), path)
 }
 
 func b64(b []byte) string { return base64.StdEncoding.EncodeToString(b) }

@@ -82,8 +82,7 @@ func (e *Error) PublicCode() string {
 // From returns the fault inside err; any other error becomes an Internal
 // fault that hides it.
 func From(err error) *Error {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e
 	}
 	return Wrap(err, Internal, "something went wrong on our side")
@@ -91,6 +90,6 @@ func From(err error) *Error {
 
 // Is reports whether err is a fault of that kind.
 func Is(err error, kind Kind) bool {
-	var e *Error
-	return errors.As(err, &e) && e.Kind == kind
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Kind == kind
 }

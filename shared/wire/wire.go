@@ -46,7 +46,7 @@ type Order struct {
 	Runner      string    `json:"runner"`      // audience: the runner
 	Incarnation string    `json:"incarnation"` // audience: this start of it
 	IssuedAt    int64     `json:"iat"`         // Unix milliseconds
-	ExpiresAt   int64     `json:"exp"`         // Unix milliseconds, at most MaxLife after IssuedAt
+	ExpiresAt   int64     `json:"exp"`         // Unix milliseconds, at most MaxLifeMS after IssuedAt
 	Workspace   string    `json:"workspace"`
 	Session     string    `json:"session"`
 	Epoch       int64     `json:"epoch"`
