@@ -13,12 +13,14 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/caarlos0/env/v11"
+
+	"github.com/bigwave/bigwave/shared/bus"
 )
 
 const prefix = "BIGWAVE_"
@@ -39,7 +41,7 @@ type Config struct {
 
 	KeyFile       string `env:"KEY_FILE" derived:"<data>/keys/controlplane.key" allowed:"a path" doc:"the key that signs orders; made when missing"`
 	RunnerKeysDir string `env:"RUNNER_KEYS_DIR" derived:"<data>/keys/runners" allowed:"a path" doc:"folder of the runners' public keys, <runner>.pub"`
-	Pool          string `env:"POOL" envDefault:"default" allowed:"1 to 63 of a-z, 0-9 and -, not starting with -" doc:"the pool of runners that sessions start in"`
+	Pool          string `env:"POOL" envDefault:"default" allowed:"1 to 63 of a-z, 0-9 and -, not starting with -, and not cp" doc:"the pool of runners that sessions start in"`
 
 	SandboxEnabled             bool   `env:"SANDBOX_ENABLED" envDefault:"true" allowed:"true or false" doc:"whether there are sandboxes and policies at all"`
 	SandboxDefaultPolicy       string `env:"SANDBOX_DEFAULT_POLICY" derived:"the one in the tree" allowed:"a JSON object, or @ and the path of a file that holds one" doc:"the policy of workspaces that have none"`
@@ -110,7 +112,7 @@ func (c *Config) check() error {
 		{"AdminToken", c.AdminToken == "" || goodToken(string(c.AdminToken))},
 		{"DatabaseURL", scheme(c.DatabaseURL, "sqlite", "postgres", "postgresql")},
 		{"NATSURL", c.NATSURL == "" || scheme(c.NATSURL, "nats", "tls", "ws", "wss")},
-		{"Pool", poolName.MatchString(c.Pool)},
+		{"Pool", bus.ValidRunner(c.Pool)},
 		{"SandboxMaxMemoryMB", c.SandboxMaxMemoryMB >= 16},
 		{"SandboxMaxPIDs", c.SandboxMaxPIDs >= 4},
 		{"SandboxMaxWallClockSeconds", c.SandboxMaxWallClockSeconds >= 1},
@@ -200,8 +202,6 @@ func Settings() []Setting {
 	return list
 }
 
-var poolName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
-
 func within[T cmp.Ordered](v, low, high T) bool { return low <= v && v <= high }
 
 func hostPort(s string) bool {
@@ -218,10 +218,5 @@ func scheme(s Secret, allowed ...string) bool {
 	if err != nil {
 		return false
 	}
-	for _, a := range allowed {
-		if u.Scheme == a {
-			return u.Host != "" || u.Path != ""
-		}
-	}
-	return false
+	return slices.Contains(allowed, u.Scheme) && (u.Host != "" || u.Path != "")
 }

@@ -6,31 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 )
-
-// Secret is a setting that is never shown: not in logs, not in errors.
-type Secret string
-
-const hidden = "(hidden)"
-
-// String is not the secret. Convert to string where it is needed.
-func (Secret) String() string { return hidden }
-
-// GoString is not the secret.
-func (Secret) GoString() string { return hidden }
-
-// LogValue is not the secret.
-func (Secret) LogValue() slog.Value { return slog.StringValue(hidden) }
-
-// MarshalText is not the secret.
-func (Secret) MarshalText() ([]byte, error) { return []byte(hidden), nil }
-
-// Reveal is the secret.
-func (s Secret) Reveal() string { return string(s) }
 
 // AdminTokenFile is where the admin token is kept when it was made here.
 func (c *Config) AdminTokenFile() string { return filepath.Join(c.DataDir, "admin-token") }
@@ -51,7 +30,7 @@ func (c *Config) Prepare() error {
 		return fmt.Errorf("keep the admin token: %w", err)
 	}
 	if !goodToken(token) {
-		return fmt.Errorf("%s must hold %s", c.AdminTokenFile(), "at least 16 visible ASCII characters without spaces")
+		return fmt.Errorf("%s must hold at least 16 visible ASCII characters without spaces; remove it to have a new one made", c.AdminTokenFile())
 	}
 	c.AdminToken = Secret(token)
 	return nil
