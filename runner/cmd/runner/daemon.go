@@ -258,7 +258,7 @@ func (d *daemon) trust(ctx context.Context) (trust, error) {
 		}
 	}
 	if d.cfg.NATSURL != "" {
-		t.access.URL = string(d.cfg.NATSURL)
+		t.access.URL = d.cfg.NATSURL.Reveal()
 	}
 	d.publish(private.Public()) // the folder may have come while we waited
 	return t, nil

@@ -29,8 +29,8 @@ const prefix = "BIGWAVE_"
 type Config struct {
 	DataDir       string `env:"DATA_DIR" derived:"$XDG_DATA_HOME/bigwave or ~/.local/share/bigwave" allowed:"a path" doc:"the control plane's data directory, when both are on one host"`
 	RunnerDataDir string `env:"RUNNER_DATA_DIR" derived:"<data>/runner" allowed:"a path" doc:"the runner's own files: key, spool, sandboxes"`
-	RunnerID      string `env:"RUNNER_ID" derived:"the host's name" allowed:"1 to 63 of a-z, 0-9 and -, not starting with -" doc:"the runner's name; unique in the cluster"`
-	Pool          string `env:"POOL" envDefault:"default" allowed:"1 to 63 of a-z, 0-9 and -, not starting with -" doc:"the pool whose sessions it takes"`
+	RunnerID      string `env:"RUNNER_ID" derived:"the host's name" allowed:"1 to 63 of a-z, 0-9 and -, not starting with -, and not cp" doc:"the runner's name; unique in the cluster"`
+	Pool          string `env:"POOL" envDefault:"default" allowed:"1 to 63 of a-z, 0-9 and -, not starting with -, and not cp" doc:"the pool whose sessions it takes"`
 
 	NATSURL         Secret `env:"NATS_URL" derived:"the access file's" allowed:"nats://…, tls://…, ws://… or wss://…" doc:"the message bus"`
 	NATSAccessFile  string `env:"NATS_ACCESS_FILE" derived:"<data>/nats/runner.json" allowed:"a path" doc:"JSON file (0600) with url, user and password of the bus; waited for"`
@@ -59,18 +59,6 @@ type Config struct {
 	LogFormat string     `env:"LOG_FORMAT" envDefault:"text" allowed:"text or json" doc:"form of the log"`
 	LogLevel  slog.Level `env:"LOG_LEVEL" envDefault:"info" allowed:"debug, info, warn or error" doc:"least level that is logged"`
 }
-
-// Secret is a setting that is never shown.
-type Secret string
-
-// String is not the secret. Convert to string where it is needed.
-func (Secret) String() string { return "(hidden)" }
-
-// GoString is not the secret.
-func (Secret) GoString() string { return "(hidden)" }
-
-// LogValue is not the secret.
-func (Secret) LogValue() slog.Value { return slog.StringValue("(hidden)") }
 
 // Load reads the settings from an environment, as os.Environ gives it. Errors
 // name each variable that is wrong and say what it may be. Nothing is written.
@@ -109,12 +97,12 @@ func (c *Config) place(vars map[string]string) error {
 	c.ControlPlaneKey = cmp.Or(c.ControlPlaneKey, filepath.Join(c.DataDir, "keys", "controlplane.pub"))
 	c.RunnerKeyFile = cmp.Or(c.RunnerKeyFile, filepath.Join(c.RunnerDataDir, "runner.key"))
 	c.RunnerKeysDir = cmp.Or(c.RunnerKeysDir, filepath.Join(c.DataDir, "keys", "runners"))
-	c.Init = cmp.Or(c.Init, besides("bigwave-init"))
+	c.Init = cmp.Or(c.Init, beside("bigwave-init"))
 	return nil
 }
 
-// besides is the path of a program in this program's folder.
-func besides(name string) string {
+// beside is the path of a program in this program's folder.
+func beside(name string) string {
 	self, err := os.Executable()
 	if err != nil {
 		return name
