@@ -1,6 +1,7 @@
 package strictjson_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -14,7 +15,7 @@ func TestDecodeRefusesASecondReading(t *testing.T) {
 		List  []string `json:"list"`
 	}
 	for name, tc := range map[string]struct{ in, field string }{
-		"unknown":    {`{"nmae":"x"}`, "nmae"},
+		"unknown":    {`{"nom":"x"}`, "nom"},
 		"case fold":  {`{"Name":"x"}`, "Name"},
 		"duplicate":  {`{"name":"x","name":"y"}`, "name"},
 		"trailing":   {`{"name":"x"}{}`, ""},
@@ -32,7 +33,7 @@ func TestDecodeRefusesASecondReading(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var d doc
 			err := strictjson.Decode([]byte(tc.in), &d)
-			e, ok := err.(*strictjson.Error)
+			e, ok := errors.AsType[*strictjson.Error](err)
 			if !ok {
 				t.Fatalf("got %v, want a *strictjson.Error", err)
 			}
