@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -15,8 +14,8 @@ import (
 // endpoint normalises host:port, *.domain:port, ip:port, cidr:port or
 // [ipv6]:port.
 func endpoint(entry string) (string, error) {
-	if len(entry) > 300 {
-		return "", errors.New("the entry is too long")
+	if len(entry) > maxEndpoint {
+		return "", fmt.Errorf("an entry of %d bytes is too long", len(entry))
 	}
 	for _, r := range entry {
 		if r <= ' ' || r == 0x7f || unicode.Is(unicode.Cf, r) {
@@ -145,14 +144,14 @@ var reserved = []string{"localhost", "localdomain", "metadata.google.internal", 
 func domain(host string) (string, error) {
 	ascii, err := profile().ToASCII(strings.TrimSuffix(host, "."))
 	if err != nil || !hostname(ascii) {
-		return "", fmt.Errorf("%q is not a host name", host)
+		return "", fmt.Errorf("%q is not a host name; write it as in example.com:443", host)
 	}
 	if numeric(ascii) {
 		return address(ascii)
 	}
 	for _, r := range reserved {
 		if ascii == r || strings.HasSuffix(ascii, "."+r) {
-			return "", fmt.Errorf("%q is never allowed", host)
+			return "", fmt.Errorf("%q is never allowed: it means this host or its cloud", host)
 		}
 	}
 	return ascii, nil

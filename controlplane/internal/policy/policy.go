@@ -5,9 +5,11 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -46,9 +48,10 @@ const (
 	// DefaultImage is the base image when nothing else is said.
 	DefaultImage = "bigwave/sandbox-base:latest"
 
-	maxEntries = 256
-	maxPath    = 4096
-	maxImage   = 512
+	maxEntries  = 256 // of one list
+	maxPath     = 4096
+	maxImage    = 512
+	maxEndpoint = 300 // an entry of network_allowlist
 )
 
 // inTree is the default policy when the operator sets none.
@@ -177,10 +180,8 @@ func paths(entries []string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range out {
-		if p == Workspace {
-			return out, nil
-		}
+	if slices.Contains(out, Workspace) {
+		return out, nil
 	}
 	return nil, fault.New(fault.Invalid, "fs_allowlist must hold %s, the session's own directory", Workspace).On("fs_allowlist")
 }
@@ -196,11 +197,11 @@ func cleanPath(p string) (string, error) {
 	case !utf8.ValidString(p) || strings.ContainsFunc(p, func(r rune) bool { return r < ' ' || r == 0x7f }):
 		return "", fmt.Errorf("%q holds control characters", p)
 	case !strings.HasPrefix(p, "/"):
-		return "", fmt.Errorf("%q is not an absolute path", p)
+		return "", fmt.Errorf("%q is not an absolute path; start it with /", p)
 	case strings.ContainsAny(p, "*?[]~"):
 		return "", fmt.Errorf("%q: patterns and ~ are not allowed; name the directory", p)
 	case p == "/":
-		return "", fmt.Errorf("/ can't be allowed")
+		return "", errors.New("/ can't be allowed; name the directories that tools need")
 	case path.Clean(p) != p:
 		return "", fmt.Errorf("%q is not a clean path; write %q if that is meant", p, path.Clean(p))
 	}
