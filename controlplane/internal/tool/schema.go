@@ -171,8 +171,13 @@ func (s *schema) check(args render.Arguments) (err error) {
 	defer s.mu.Unlock()
 	s.work = maxWork
 	defer func() {
-		if r := recover(); r != nil {
+		switch r := recover(); r {
+		case nil:
+		case errWork:
 			err = tooMuch()
+		default: // the validator's own mistake
+			err = fault.Wrap(fmt.Errorf("%v", r), fault.Invalid, "the arguments can't be checked against the tool's parameters; simplify the schema").
+				WithCode(string(fault.InvalidArguments))
 		}
 	}()
 	if err := s.compiled.Validate(object); err != nil {
