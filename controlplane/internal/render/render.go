@@ -47,9 +47,6 @@ func ParsePython(code string) (*Python, error) {
 	return &Python{t: t}, nil
 }
 
-// Fields returns the names of the arguments that the template uses, each once.
-func (p *Python) Fields() []string { return p.t.names() }
-
 // Render fills in args. Values are not quoted: {x!r} is the safe way to embed
 // one. Every error is a fault of kind Invalid that names the argument.
 func (p *Python) Render(args Arguments) (Invocation, error) {
