@@ -28,8 +28,10 @@ test: build
 bench: build
 	@scripts/bench.sh
 
+# What nobody has to look for in a review.
 lint:
-	gofmt -l controlplane runner shared migrations
+	@unformatted=$$(gofmt -l controlplane runner shared migrations); \
+		test -z "$$unformatted" || { echo "gofmt -w" $$unformatted >&2; exit 1; }
 	go vet work
 	golangci-lint run ./controlplane/... ./runner/... ./shared/... ./migrations/...
 
