@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 bin=/usr/lib/postgresql
-"$(dirname "$0")/deps.sh" setpriv=util-linux "$bin/*/bin/initdb=postgresql"
+scripts/deps.sh setpriv=util-linux "$bin/*/bin/initdb=postgresql"
 
 bin=$(printf '%s\n' "$bin"/*/bin | sort -V | tail -n 1)
 data=$(mktemp -d)
