@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/bigwave/bigwave/controlplane/internal/config"
+	"github.com/bigwave/bigwave/controlplane/internal/dispatch"
+	"github.com/bigwave/bigwave/controlplane/internal/fleet"
+	"github.com/bigwave/bigwave/controlplane/internal/httpapi"
+	"github.com/bigwave/bigwave/controlplane/internal/identity"
+	"github.com/bigwave/bigwave/controlplane/internal/policy"
+	runs "github.com/bigwave/bigwave/controlplane/internal/run"
+	"github.com/bigwave/bigwave/controlplane/internal/session"
+	"github.com/bigwave/bigwave/controlplane/internal/store"
+	"github.com/bigwave/bigwave/controlplane/internal/tool"
+	"github.com/bigwave/bigwave/controlplane/internal/tool/builtin"
+	"github.com/bigwave/bigwave/shared/envelope"
+)
+
+// parts is everything that runs.
+type parts struct {
+	db         *store.DB
+	dispatcher *dispatch.Dispatcher
+	sessions   *session.Service
+	runs       *runs.Service
+	fleet      *fleet.Service
+	api        http.Handler
+}
+
+// wire connects the services; they name each other here and nowhere else.
+func wire(cfg config.Config, log *slog.Logger, signer *envelope.Signer, db *store.DB, nc *nats.Conn) (*parts, error) {
+	fallback, err := policy.Default(cfg.SandboxDefaultPolicy)
+	if err != nil {
+		return nil, fmt.Errorf("BIGWAVE_SANDBOX_DEFAULT_POLICY: %w", err)
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	metrics := prometheus.NewRegistry()
+	rejects := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "bigwave_messages_rejected_total", Help: "Messages of runners that were not taken.",
+	}, []string{"what", "reason"})
+	metrics.MustRegister(rejects)
+
+	policies := &policy.Service{
+		Store: db, Default: fallback, Enabled: cfg.SandboxEnabled, Now: time.Now, NewID: newID,
+		Ceilings: policy.Ceilings{
+			MemoryMB: cfg.SandboxMaxMemoryMB, PIDsLimit: cfg.SandboxMaxPIDs,
+			WallClockSeconds: cfg.SandboxMaxWallClockSeconds, OutputBytesLimit: cfg.SandboxMaxOutputBytes,
+		},
+	}
+	tools := &tool.Service{Store: db, Now: time.Now, NewID: newID}
+	sources := []tool.Source{builtin.New(), tools}
+	users := &identity.Service{Store: db, AdminToken: identity.Digest(cfg.AdminToken.Reveal()), Now: time.Now, NewID: newID}
+
+	replica := newID()
+	d := &dispatch.Dispatcher{
+		Bus: nc, JS: js, Signer: signer, Keys: &dispatch.KeyFolder{Dir: cfg.RunnerKeysDir}, Records: db,
+		Senders: senders(db), Pool: cfg.Pool, Replica: replica, Rejects: rejects, Log: log, Now: time.Now, NewID: newID,
+	}
+	machines := &fleet.Service{
+		Store: db, LostAfter: cfg.RunnerLostAfter, Hearing: d.Hearing, Settled: d.Settled, Now: time.Now, Log: log,
+	}
+	run := &runs.Service{
+		Store: db, Tools: sources, Dispatcher: d, Fleet: machines, Pool: cfg.Pool, Replica: replica, Sole: personal(cfg),
+		MaxOpen: cfg.MaxRunsPerSession, StartWait: cfg.StartWait, ClaimWait: cfg.ClaimWait, Now: time.Now, NewID: newID, Log: log,
+	}
+	sessions := &session.Service{
+		Store: db, Policies: policies, Runs: run, Stopper: d,
+		IdleTTL: cfg.SessionIdleTTL, TTL: cfg.SessionTTL, Now: time.Now, NewID: newID, Log: log,
+	}
+	d.Sessions, d.Runs, d.Fleet = newStartTimer(sessions, metrics), run, machines
+	machines.Runs, machines.Sessions = run, sessions
+
+	return &parts{
+		db: db, dispatcher: d, sessions: sessions, runs: run, fleet: machines,
+		api: httpapi.New(httpapi.Server{
+			Identity: users, Tools: tools, Policies: policies, Sessions: sessions, Runs: run, Fleet: machines, Audit: db,
+			Registry: func(ctx context.Context, workspace string) (tool.Registry, error) {
+				return tool.Merge(ctx, workspace, sources...)
+			},
+			Events: events(d),
+			Ready: func(ctx context.Context) map[string]error {
+				return map[string]error{"database": db.Ready(ctx), "bus": d.Ready(ctx)}
+			},
+			Counts: db.Counts, Log: log, Metrics: metrics,
+		}),
+	}, nil
+}
+
+// senders lists the runners to which a run's calls were sent.
+func senders(db *store.DB) func(context.Context, string) ([]string, error) {
+	return func(ctx context.Context, id string) ([]string, error) {
+		r, err := db.RunState(ctx, id)
+		var list []string
+		for _, c := range r.Calls {
+			list = append(list, c.Runner)
+		}
+		return list, err
+	}
+}
+
+// events is a run's stream as the API calls it.
+func events(d *dispatch.Dispatcher) func(context.Context, string, string, uint64) iter.Seq2[httpapi.Event, error] {
+	return func(ctx context.Context, session, run string, after uint64) iter.Seq2[httpapi.Event, error] {
+		return func(yield func(httpapi.Event, error) bool) {
+			for e, err := range d.Watch(ctx, session, run, after) {
+				if !yield(httpapi.Event(e), err) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// newID is a UUIDv7 in hex: ids sort by their time.
+func newID() string {
+	id := uuid.Must(uuid.NewV7())
+	return hex.EncodeToString(id[:])
+}
