@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -64,72 +65,106 @@ type daemons struct {
 	http   *http.Client
 }
 
+// startDaemons returns a pair that is ready for calls; dsn "" means the
+// personal tier. Of a pair that does not get there nothing is left.
 func startDaemons(ctx context.Context, bin, name, dsn string) (*daemons, error) {
 	data, err := os.MkdirTemp("", "bigwave-bench-")
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(data, 0o711); err != nil {
+	d := &daemons{name: name, data: data, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
+	if err := d.start(ctx, bin, dsn); err != nil {
+		d.stop()
 		return nil, err
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	return d, nil
+}
+
+func (d *daemons) start(ctx context.Context, bin, dsn string) error {
+	addr, err := freeAddress()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	addr := l.Addr().String()
-	l.Close()
-	d := &daemons{name: name, base: "http://" + addr, data: data, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
-	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "BIGWAVE_DATA_DIR=" + data, "BIGWAVE_LOG_LEVEL=warn"}
+	d.base = "http://" + addr
+	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "BIGWAVE_DATA_DIR=" + d.data, "BIGWAVE_LOG_LEVEL=warn"}
 	if dsn != "" {
+		cluster, err := d.startBus()
+		if err != nil {
+			return err
+		}
 		env = append(env, "BIGWAVE_DATABASE_URL="+dsn)
-		d.nats, err = server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: filepath.Join(data, "nats-server"), NoSigs: true, NoLog: true, Username: "bench", Password: "bench-password"})
-		if err != nil {
-			return nil, err
-		}
-		go d.nats.Start()
-		if !d.nats.ReadyForConnections(10 * time.Second) {
-			return nil, errors.New("the NATS server is not ready")
-		}
-		access := filepath.Join(data, "access.json")
-		if err := bus.WriteAccess(access, bus.Access{URL: d.nats.ClientURL(), User: "bench", Password: "bench-password"}); err != nil {
-			return nil, err
-		}
-		env = append(env, "BIGWAVE_NATS_URL="+d.nats.ClientURL(), "BIGWAVE_NATS_ACCESS_FILE="+access)
+		env = append(env, cluster...)
 	}
-	start := func(program string, more ...string) (*exec.Cmd, error) {
-		log, err := os.Create(filepath.Join(data, program+".log"))
-		if err != nil {
-			return nil, err
-		}
-		defer log.Close()
-		cmd := exec.Command(filepath.Join(bin, program))
-		cmd.Env = append(env, more...)
-		cmd.Stdout, cmd.Stderr = log, log
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		return cmd, cmd.Start()
+	d.cp, err = d.launch(filepath.Join(bin, "bigwave-controlplane"), append(slices.Clip(env), "BIGWAVE_LISTEN="+addr, "BIGWAVE_ADMIN_TOKEN="+token))
+	if err != nil {
+		return err
 	}
-	if d.cp, err = start("bigwave-controlplane", "BIGWAVE_LISTEN="+addr, "BIGWAVE_ADMIN_TOKEN="+token); err != nil {
-		return nil, err
+	if err := d.until("the control plane is ready", d.ready); err != nil {
+		return err
 	}
-	if err := d.until(ctx, "the control plane is ready", func() bool {
-		resp, err := http.Get(d.base + "/readyz")
-		if err != nil {
-			return false
-		}
-		resp.Body.Close()
-		return resp.StatusCode == http.StatusOK
-	}); err != nil {
-		return nil, err
+	d.runner, err = d.launch(filepath.Join(bin, "bigwave-runner"), append(slices.Clip(env), "BIGWAVE_RUNNER_ID=bench", "BIGWAVE_SLOTS=400"))
+	if err != nil {
+		return err
 	}
-	if d.runner, err = start("bigwave-runner", "BIGWAVE_RUNNER_ID=bench", "BIGWAVE_SLOTS=400"); err != nil {
-		return nil, err
-	}
-	return d, d.until(ctx, "the runner is ready", func() bool {
+	return d.until("the runner is ready", func() bool {
 		var out struct {
 			Items []struct{ State string }
 		}
 		return d.do(ctx, "GET", "/admin/runners", "", &out) == nil && len(out.Items) > 0 && out.Items[0].State == "ready"
 	})
+}
+
+func freeAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
+}
+
+// startBus starts a NATS server and returns the settings that lead to it.
+func (d *daemons) startBus() ([]string, error) {
+	const user, password = "bench", "bench-password"
+	srv, err := server.NewServer(&server.Options{
+		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: filepath.Join(d.data, "nats-server"),
+		NoSigs: true, NoLog: true, Username: user, Password: password,
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.nats = srv
+	srv.Start() // returns once it runs
+	if !srv.ReadyForConnections(10 * time.Second) {
+		return nil, errors.New("the NATS server is not ready")
+	}
+	access := filepath.Join(d.data, "access.json")
+	if err := bus.WriteAccess(access, bus.Access{URL: srv.ClientURL(), User: user, Password: password}); err != nil {
+		return nil, err
+	}
+	return []string{"BIGWAVE_NATS_URL=" + srv.ClientURL(), "BIGWAVE_NATS_ACCESS_FILE=" + access}, nil
+}
+
+// launch starts a daemon that logs beside its data.
+func (d *daemons) launch(program string, env []string) (*exec.Cmd, error) {
+	log, err := os.Create(filepath.Join(d.data, filepath.Base(program)+".log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd := exec.Command(program)
+	cmd.Env = env
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	return cmd, cmd.Start()
+}
+
+func (d *daemons) ready() bool {
+	resp, err := d.http.Get(d.base + "/readyz")
+	if err != nil {
+		return false
+	}
+	resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
 }
 
 func (d *daemons) stop() {
@@ -145,7 +180,7 @@ func (d *daemons) stop() {
 	os.RemoveAll(d.data)
 }
 
-func (d *daemons) until(ctx context.Context, what string, ok func() bool) error {
+func (d *daemons) until(what string, ok func() bool) error {
 	for range 300 {
 		if ok() {
 			return nil

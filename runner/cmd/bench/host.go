@@ -64,8 +64,8 @@ func host(d *daemons) []counted {
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	cgroups := 0
 	for _, pattern := range []string{"/sys/fs/cgroup/*/bigwave/*/*", "/sys/fs/cgroup/bigwave/*/*"} {
-		m, _ := filepath.Glob(pattern)
-		cgroups += len(m)
+		found, _ := filepath.Glob(pattern + "/cgroup.procs")
+		cgroups += len(found)
 	}
 	return []counted{
 		{"goroutines of this process", runtime.NumGoroutine()},

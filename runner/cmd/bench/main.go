@@ -63,9 +63,13 @@ func run(ctx context.Context, n int, callers string, sequential int) error {
 	}
 
 	fmt.Printf("%d cores, %s, %s\n", runtime.NumCPU(), runtime.Version(), time.Now().Format(time.DateOnly))
+	python, err := interpreter()
+	if err != nil {
+		return err
+	}
 	for _, what := range []work{
-		{"`bash -c true`", "bash", "true", "shell_exec", `{"command":"true"}`},
-		{"`python3 -c pass`", "python3", "pass", "python_exec", `{"code":"pass"}`},
+		{name: "`bash -c true`", program: "bash", bare: "bash", script: "true", tool: "shell_exec", args: `{"command":"true"}`},
+		{name: "`python3 -c pass`", program: "python3", bare: python, script: "pass", tool: "python_exec", args: `{"code":"pass"}`},
 	} {
 		fmt.Printf("\n%s: median / p99 in ms; × is the median against bare at the same number of callers\n\n", what.name)
 		fmt.Printf("| callers | bare | sandbox.Exec |%s\n|---|---|---|%s\n", header(paths), strings.Repeat("---|", len(paths)))
@@ -89,7 +93,24 @@ func run(ctx context.Context, n int, callers string, sequential int) error {
 }
 
 // work is one thing to run, bare and as a tool.
-type work struct{ name, program, script, tool, args string }
+type work struct {
+	name    string
+	program string // of a sandbox
+	bare    string // the same on this host
+	script  string
+	tool    string
+	args    string
+}
+
+// interpreter is the Python that sandboxes run: the one on PATH may be a
+// script that only finds it, and costs more than it does.
+func interpreter() (string, error) {
+	out, err := exec.Command("python3", "-I", "-c", "import sys; print(sys.executable)").Output()
+	if err != nil {
+		return "", fmt.Errorf("ask python3 where it lives: %w", err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
 
 func header(paths []*daemons) string {
 	var b strings.Builder
@@ -168,7 +189,7 @@ func together(workers, n int, op func(worker int) error) ([]time.Duration, error
 
 // bare runs the program with three pipes and reads them to their ends.
 func bare(what work) error {
-	cmd := exec.Command(what.program, "-c", what.script)
+	cmd := exec.Command(what.bare, "-c", what.script)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return err
@@ -186,8 +207,8 @@ func bare(what work) error {
 	}
 	in.Close()
 	var wg sync.WaitGroup
-	wg.Go(func() { io.Copy(io.Discard, errs) })
-	io.Copy(io.Discard, out)
+	wg.Go(func() { _, _ = io.Copy(io.Discard, errs) })
+	_, _ = io.Copy(io.Discard, out)
 	wg.Wait()
 	return cmd.Wait()
 }
