@@ -3,6 +3,7 @@ package sandboxtest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -196,11 +197,7 @@ func (s *FakeSandbox) Exec(ctx context.Context, p sandbox.Process) (sandbox.Exit
 	return e, err
 }
 
-type wallError struct{}
-
-func (wallError) Error() string { return "the wall clock ran out" }
-
-var errWall = wallError{}
+var errWall = errors.New("the wall clock ran out")
 
 func (s *FakeSandbox) script(ctx context.Context, p sandbox.Process) (sandbox.Exit, error) {
 	for line := range strings.Lines(string(p.Script)) {
@@ -237,7 +234,7 @@ func (s *FakeSandbox) script(ctx context.Context, p sandbox.Process) (sandbox.Ex
 		case "die":
 			s.Kill()
 		case "fail":
-			return sandbox.Exit{}, fmt.Errorf("the fake was told to fail")
+			return sandbox.Exit{}, errors.New("the fake was told to fail")
 		case "":
 		default:
 			say(p.Stderr, command+": command not found\n")
@@ -253,7 +250,7 @@ func (s *FakeSandbox) script(ctx context.Context, p sandbox.Process) (sandbox.Ex
 // stopped says how the call was ended from outside, if it was.
 func (s *FakeSandbox) stopped(ctx context.Context) sandbox.Exit {
 	switch cause := context.Cause(ctx); {
-	case cause == errWall:
+	case errors.Is(cause, errWall):
 		return sandbox.Exit{Reason: sandbox.TimedOut, Code: -1}
 	case cause != nil:
 		return sandbox.Exit{Reason: sandbox.Killed, Cause: cause, Code: -1}
