@@ -16,6 +16,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -50,9 +52,17 @@ type Config struct {
 
 // Server is a running server.
 type Server struct {
-	srv    *server.Server
-	access bus.Access
-	log    *slog.Logger
+	cfg     Config
+	options server.Options
+	access  bus.Access
+
+	failed  atomic.Bool // the store could not be written
+	closing chan struct{}
+	once    sync.Once
+	healed  chan struct{} // closed when heal has ended
+
+	mu  sync.Mutex
+	srv *server.Server
 }
 
 // Start starts the server and returns when it takes connections. The access
@@ -74,33 +84,60 @@ func Start(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	srv, err := server.NewServer(&server.Options{
-		ServerName:        "bigwave",
-		Host:              host,
-		Port:              port,
-		Users:             users(own, runner),
-		MaxPayload:        MaxPayload,
-		JetStream:         true,
-		StoreDir:          cfg.Dir,
-		JetStreamMaxStore: cmp.Or(cfg.MaxStore, 8<<30),
-		NoSigs:            true,
-		NoSystemAccount:   true,
-	})
+	s := &Server{
+		cfg:    cfg,
+		access: own,
+		options: server.Options{
+			ServerName:        "bigwave",
+			Host:              host,
+			Port:              port,
+			Users:             users(own, runner),
+			MaxPayload:        MaxPayload,
+			JetStream:         true,
+			StoreDir:          cfg.Dir,
+			JetStreamMaxStore: cmp.Or(cfg.MaxStore, 8<<30),
+			NoSigs:            true,
+			NoSystemAccount:   true,
+		},
+		closing: make(chan struct{}),
+		healed:  make(chan struct{}),
+	}
+	if s.srv, err = s.launch(); err != nil {
+		return nil, err
+	}
+	go s.heal()
+	return s, nil
+}
+
+// launch makes a server and waits until it takes connections.
+func (s *Server) launch() (*server.Server, error) {
+	options := s.options // the server writes into what it gets
+	srv, err := server.NewServer(&options)
 	if err != nil {
 		return nil, fmt.Errorf("set up the bus: %w", err)
 	}
-	srv.SetLogger(quiet{cfg.Log}, false, false)
+	srv.SetLogger(quiet{log: s.cfg.Log, failed: &s.failed}, false, false)
 	srv.Start()
 	if !srv.ReadyForConnections(10 * time.Second) {
 		srv.Shutdown()
-		return nil, fmt.Errorf("the bus did not start on %s", url)
+		srv.WaitForShutdown()
+		return nil, fmt.Errorf("the bus did not start on %s", s.access.URL)
 	}
-	return &Server{srv: srv, access: own, log: cfg.Log}, nil
+	return srv, nil
 }
 
 // Connect opens the control plane's own connection, in memory.
 func (s *Server) Connect(name string) (*nats.Conn, error) {
-	return bus.Connect(name, s.access, s.log, nats.InProcessServer(s.srv), nats.CustomInboxPrefix(inboxes))
+	return bus.Connect(name, s.access, s.cfg.Log, nats.InProcessServer(s), nats.CustomInboxPrefix(inboxes))
+}
+
+// InProcessConn is a connection to the server that runs now; it serves Connect.
+func (s *Server) InProcessConn() (net.Conn, error) { return s.current().InProcessConn() }
+
+func (s *Server) current() *server.Server {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.srv
 }
 
 // Access is how the control plane reaches the server from another process.
@@ -108,8 +145,11 @@ func (s *Server) Access() bus.Access { return s.access }
 
 // Close ends the server and waits until its store is on disk.
 func (s *Server) Close() {
-	s.srv.Shutdown()
-	s.srv.WaitForShutdown()
+	s.once.Do(func() { close(s.closing) })
+	<-s.healed
+	srv := s.current()
+	srv.Shutdown()
+	srv.WaitForShutdown()
 }
 
 // inboxes is the control plane's own inbox prefix, which runners can't hear.
@@ -231,14 +271,22 @@ func free(host string, port int) bool {
 }
 
 // quiet passes on what the server warns of and drops its chatter.
-type quiet struct{ log *slog.Logger }
+type quiet struct {
+	log    *slog.Logger
+	failed *atomic.Bool
+}
 
 func (q quiet) Noticef(format string, v ...any) {
 	q.log.Debug("bus", "says", fmt.Sprintf(format, v...))
 }
-func (q quiet) Debugf(string, ...any)          {}
-func (q quiet) Tracef(string, ...any)          {}
-func (q quiet) Errorf(format string, v ...any) { q.log.Error("bus", "says", fmt.Sprintf(format, v...)) }
+func (q quiet) Debugf(string, ...any) {}
+func (q quiet) Tracef(string, ...any) {}
+func (q quiet) Errorf(format string, v ...any) {
+	if failure(format) {
+		q.failed.Store(true)
+	}
+	q.log.Error("bus", "says", fmt.Sprintf(format, v...))
+}
 func (q quiet) Fatalf(format string, v ...any) { q.log.Error("bus", "says", fmt.Sprintf(format, v...)) }
 
 // Warnf hides the one warning that does not fit: passwords are random and in
