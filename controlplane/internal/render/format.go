@@ -53,8 +53,8 @@ type formatSpec struct {
 	typ       rune
 }
 
-// parseSpec reads a spec for a value of kind k.
-func parseSpec(text string, k kind, align byte) (formatSpec, error) {
+// parseSpec reads a spec for a value that is aligned so by default.
+func parseSpec(text string, align byte) (formatSpec, error) {
 	s := formatSpec{fill: ' ', align: align, width: -1, precision: -1}
 	if len(text) > maxSpec {
 		return s, errors.New("it is too long")
@@ -140,7 +140,7 @@ func formatStr(v Value, spec string, limit int, text func(Value, int) (string, e
 	if err != nil || spec == "" {
 		return t, err
 	}
-	s, err := parseSpec(spec, kindStr, '<')
+	s, err := parseSpec(spec, '<')
 	switch {
 	case err != nil:
 		return "", err
@@ -187,7 +187,7 @@ func (s formatSpec) pad(sign, body string, n, limit int) (string, error) {
 
 // formatInt formats an int or a bool.
 func (v Value) formatInt(spec string, limit int) (string, error) {
-	s, err := parseSpec(spec, v.kind, '>')
+	s, err := parseSpec(spec, '>')
 	if err != nil {
 		return "", err
 	}
@@ -317,7 +317,7 @@ func groupDigits(digits string, sep byte, group, least int) string {
 
 // formatFloat formats f, which came from a value of kind k.
 func formatFloat(f float64, k kind, spec string, limit int) (string, error) {
-	s, err := parseSpec(spec, k, '>')
+	s, err := parseSpec(spec, '>')
 	if err != nil {
 		return "", err
 	}

@@ -279,24 +279,23 @@ func (c *shellCheck) checkNames(builtin string, args []*syntax.Word) {
 
 // printf takes fields as data once its format is literal.
 func (c *shellCheck) printf(args []*syntax.Word) {
-	for i, w := range args {
-		text, literal := c.plain(w)
-		switch {
-		case literal && text == "--":
-			return
-		case literal && strings.HasPrefix(text, "-v"):
-			c.printfInto(args[i:])
-			return
-		case literal || c.startsLiterally(w):
-			return
-		}
-		if found := c.markersOf(w); len(found) > 0 {
-			c.unsafe(found[0], "is the format of printf, where -v would be an option; write printf '%s' {"+c.fields[found[0]].name+"}")
-			return
-		}
-		c.forbid(w, "printf with a computed format", "write printf '%s' and the value")
+	if len(args) == 0 {
 		return
 	}
+	first := args[0]
+	text, literal := c.plain(first)
+	switch {
+	case literal && strings.HasPrefix(text, "-v"):
+		c.printfInto(args)
+		return
+	case literal || c.startsLiterally(first):
+		return
+	}
+	if found := c.markersOf(first); len(found) > 0 {
+		c.unsafe(found[0], "is the format of printf, where -v would be an option; write printf '%s' {"+c.fields[found[0]].name+"}")
+		return
+	}
+	c.forbid(first, "printf with a computed format", "write printf '%s' and the value")
 }
 
 func (c *shellCheck) printfInto(args []*syntax.Word) {

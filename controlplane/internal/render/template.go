@@ -194,7 +194,7 @@ func (p parser) spec(f *field, j, end, depth int) (int, error) {
 func (p parser) staticSpec(f *field, start, end int) error {
 	text := p.source[start:end]
 	f.spec = &template{source: text, segments: []segment{{literal: text}}}
-	s, err := parseSpec(text, kindStr, '<')
+	s, err := parseSpec(text, '<')
 	if err != nil {
 		return p.bad(start, "the format spec %q: %v", clip(text), err)
 	}
