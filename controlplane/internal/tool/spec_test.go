@@ -46,7 +46,6 @@ func TestCheckRefuses(t *testing.T) {
 	type refused struct {
 		spec  tool.Spec
 		field string
-		code  string
 	}
 	cases := map[string]refused{}
 	for _, name := range []string{"", ".", "..", "../../etc/passwd", "a/b", "a\x00b", "a\r\nb", "a\n", strings.Repeat("a", 65), strings.Repeat("a", 1<<20), "-a", "1a", "😀", "\u202eabc", "ｇrep", "grep\u200b", "еval", "e\u0301", "a b", "a.b", "%2e%2e"} {
