@@ -257,7 +257,7 @@ func (d *daemon) stop(sig syscall.Signal) error {
 func (d *daemon) dead() error {
 	select {
 	case <-d.done:
-		return fatal{fmt.Errorf("%s ended: %v", d.name, d.err)}
+		return fatal{errors.Join(fmt.Errorf("%s ended", d.name), d.err)}
 	default:
 		return nil
 	}
