@@ -44,6 +44,7 @@ const (
 	RunStarted      = "run.started"
 	RunCancelled    = "run.cancelled"
 	CallFinished    = "call.finished"
+	ClaimRejected   = "claim_rejected" // messages of runners that were not taken
+	BeatRejected    = "beat_rejected"
 	ResultRejected  = "result_rejected"
-	OrderRejected   = "order.rejected"
 )
