@@ -68,7 +68,7 @@ func (r credentialRow) credential() identity.Credential {
 	return identity.Credential{Key: r.key(), Hash: r.Hash, Role: identity.Role(r.Role), Disabled: r.Disabled}
 }
 
-// A workspace of ” in a query means every workspace.
+// An empty workspace in a query means every workspace.
 const (
 	allWorkspaces   = `SELECT id, name, created_at FROM workspaces WHERE id > $1 ORDER BY id LIMIT $2`
 	workspaceByID   = `SELECT id, name, created_at FROM workspaces WHERE id = $1`
