@@ -11,7 +11,7 @@ import (
 	"github.com/bigwave/bigwave/controlplane/internal/page"
 )
 
-// AuditLog is the record of one workspace, in the order of its ids.
+// AuditLog is the record of one workspace, newest first.
 type AuditLog interface {
 	AuditEvents(ctx context.Context, workspace string, pg page.Page) ([]audit.Event, string, error)
 }
