@@ -46,7 +46,8 @@ func (s *Service) Apply(ctx context.Context, o Outcome) error {
 	if !ok {
 		return s.explain(ctx, o)
 	}
-	s.publish([]session.EndedCall{ended})
+	s.hub.finish(ended)
+	s.notify([]session.EndedCall{ended.EndedCall})
 	return nil
 }
 

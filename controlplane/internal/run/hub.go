@@ -15,7 +15,8 @@ type hub struct {
 // listener is one who waits, for one or more ids.
 type listener struct {
 	c     chan struct{}
-	final atomic.Bool // a wake said that the run is final
+	final atomic.Bool         // a wake said that the run is final
+	whole atomic.Pointer[Run] // it came with that wake; not to be changed
 }
 
 // listen waits for the ids until drop.
@@ -47,10 +48,18 @@ func (h *hub) drop(l *listener, ids ...string) {
 }
 
 // wake wakes who waits for id; final says that it is a run that is final.
-func (h *hub) wake(id string, final bool) {
+func (h *hub) wake(id string, final bool) { h.tell(id, final, nil) }
+
+// finish wakes who waits for the run whose call ended.
+func (h *hub) finish(e Ended) { h.tell(e.Run, e.RunFinal, e.Whole) }
+
+func (h *hub) tell(id string, final bool, whole *Run) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for l := range h.who[id] {
+		if whole != nil {
+			l.whole.Store(whole)
+		}
 		if final {
 			l.final.Store(true)
 		}

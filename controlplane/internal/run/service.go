@@ -40,7 +40,7 @@ type Store interface {
 	// FinishCall stores an outcome if its sender holds the epoch under which
 	// the call was sent, the call is not final and the output fits; false:
 	// one of these is not so.
-	FinishCall(ctx context.Context, o Outcome, limits Finish) (session.EndedCall, bool, error)
+	FinishCall(ctx context.Context, o Outcome, limits Finish) (Ended, bool, error)
 	// EndCalls ends those of the named calls that are still in one of from.
 	EndCalls(ctx context.Context, r Run, calls []string, from []CallStatus, v session.Verdict, f Finish) ([]session.EndedCall, error)
 	// CancelRun ends the run's pending calls and marks it as cancelled.
@@ -71,6 +71,12 @@ type Finish struct {
 	Actor  string
 	Detail string        // the mechanism, for the audit event
 	NewID  func() string // of the audit event, without prefix
+}
+
+// Ended is a call that a report ended.
+type Ended struct {
+	session.EndedCall
+	Whole *Run // the run as Store.Run finds it now, when it is final and this was its only call
 }
 
 // Loss is the end of one start of a runner.
@@ -255,6 +261,9 @@ func (s *Service) Wait(ctx context.Context, p identity.Principal, sessionID, run
 				continue
 			}
 		}
+		if r := l.whole.Load(); r != nil && r.visibleTo(p) && r.Session == sessionID {
+			return *r, nil
+		}
 		r, err := s.Get(ctx, p, sessionID, runID)
 		if fault.Is(err, fault.Unavailable) || err == nil && !r.Status.Final() {
 			continue
@@ -397,6 +406,11 @@ func (s *Service) publish(ended []session.EndedCall) {
 	for _, e := range ended { // who waits here is in more of a hurry than who watches
 		s.hub.wake(e.Run, e.RunFinal)
 	}
+	s.notify(ended)
+}
+
+// notify tells watchers and other replicas of calls that ended.
+func (s *Service) notify(ended []session.EndedCall) {
 	for _, e := range ended {
 		s.Dispatcher.Notify(e.Session, Notice{Kind: CallFinished, Run: e.Run, Call: e.Call})
 		if e.RunFinal {

@@ -181,29 +181,29 @@ const (
 	pendingStatus = `'pending'`
 	sentStatuses  = `'sent', 'accepted', 'running'`
 
-	runColumns = `r.id, r.session_id, r.workspace_id, r.owner, r.status, r.parallel, r.output, r.usage_calls,
-		r.usage_cpu_ms, r.usage_duration_ms, r.created_at, r.started_at, r.finished_at, r.open_calls, r.cancel_reason,
-		r.replica, r.lease_until`
-	callColumns = `c.id AS call_id, c.client_id, c.run_id AS call_run, c.session_id AS call_session,
-		c.workspace_id AS call_workspace, c.idx, c.name, c.arguments, c.status AS call_status, c.epoch, c.runner,
-		c.incarnation, c.sent_at, c.error_code, c.error_message, c.error_field, c.error_limit, c.error_observed,
-		c.exit_code, c.signal, c.encoding, c.has_value, c.stdout_bytes, c.stderr_bytes, c.truncated, c.duration_ms,
-		c.cpu_ms, c.memory_peak, c.oom_kills, c.denials, c.backend, c.isolation, c.image_digest, c.policy_digest,
-		c.enforced, c.retryable`
+	runColumns = `runs.id, runs.session_id, runs.workspace_id, runs.owner, runs.status, runs.parallel, runs.output, runs.usage_calls,
+		runs.usage_cpu_ms, runs.usage_duration_ms, runs.created_at, runs.started_at, runs.finished_at, runs.open_calls, runs.cancel_reason,
+		runs.replica, runs.lease_until`
+	callColumns = `calls.id AS call_id, calls.client_id, calls.run_id AS call_run, calls.session_id AS call_session,
+		calls.workspace_id AS call_workspace, calls.idx, calls.name, calls.arguments, calls.status AS call_status, calls.epoch, calls.runner,
+		calls.incarnation, calls.sent_at, calls.error_code, calls.error_message, calls.error_field, calls.error_limit, calls.error_observed,
+		calls.exit_code, calls.signal, calls.encoding, calls.has_value, calls.stdout_bytes, calls.stderr_bytes, calls.truncated, calls.duration_ms,
+		calls.cpu_ms, calls.memory_peak, calls.oom_kills, calls.denials, calls.backend, calls.isolation, calls.image_digest, calls.policy_digest,
+		calls.enforced, calls.retryable`
 	runWhole = `
-		SELECT ` + runColumns + `, ` + callColumns + `, c.stdout, c.stderr, c.value
-		FROM runs r JOIN calls c ON c.run_id = r.id WHERE r.id = $1 ORDER BY c.idx`
+		SELECT ` + runColumns + `, ` + callColumns + `, calls.stdout, calls.stderr, calls.value
+		FROM runs JOIN calls ON calls.run_id = runs.id WHERE runs.id = $1 ORDER BY calls.idx`
 	runState = `
 		SELECT ` + runColumns + `, ` + callColumns + `
-		FROM runs r JOIN calls c ON c.run_id = r.id WHERE r.id = $1 ORDER BY c.idx`
+		FROM runs JOIN calls ON calls.run_id = runs.id WHERE runs.id = $1 ORDER BY calls.idx`
 	runsOfSession = `
 		SELECT ` + runColumns + `, ` + callColumns + `
-		FROM (SELECT * FROM runs WHERE session_id = $1 AND ($2 = '' OR id < $2) ORDER BY id DESC LIMIT $3) r
-		JOIN calls c ON c.run_id = r.id ORDER BY r.id DESC, c.idx`
+		FROM (SELECT * FROM runs WHERE session_id = $1 AND ($2 = '' OR id < $2) ORDER BY id DESC LIMIT $3) runs
+		JOIN calls ON calls.run_id = runs.id ORDER BY runs.id DESC, calls.idx`
 	sentCallsOfSession = `
-		SELECT ` + callColumns + ` FROM calls c
-		WHERE c.run_id IN (SELECT id FROM runs WHERE session_id = $1 AND finished_at = 0)
-			AND c.status IN (` + sentStatuses + `) ORDER BY c.id`
+		SELECT ` + callColumns + ` FROM calls
+		WHERE calls.run_id IN (SELECT id FROM runs WHERE session_id = $1 AND finished_at = 0)
+			AND calls.status IN (` + sentStatuses + `) ORDER BY calls.id`
 
 	// admitSession takes the session's row and begins its start when $3 says
 	// that the run wants a sandbox and there is none.
@@ -229,6 +229,38 @@ const (
 			runner, incarnation, sent_at, error_code, error_message, error_field, retryable) VALUES `
 	insertCallWidth = 17
 
+	// admitLive is admitSession, insertRun, insertCalls and the audit event in
+	// one statement, and so in one round trip to PostgreSQL: for a run of one
+	// call in a live session. A session whose row changes meanwhile gives no
+	// row, since the runs are counted as they were before.
+	admitLive = `
+		WITH s AS (
+			UPDATE agent_sessions SET last_used_at = GREATEST($1, agent_sessions.last_used_at + 1)
+			FROM (SELECT id, last_used_at FROM agent_sessions WHERE id = $2) seen
+			WHERE agent_sessions.id = seen.id AND agent_sessions.last_used_at = seen.last_used_at
+				AND workspace_id = $3 AND ($4 = '' OR owner = $4) AND status = 'live' AND expires_at > $1
+			RETURNING agent_sessions.*
+		), r AS (
+			INSERT INTO runs (id, session_id, workspace_id, owner, status, parallel, usage_calls, created_at, started_at,
+				open_calls, replica, lease_until)
+			SELECT CAST($5 AS TEXT), s.id, s.workspace_id, CAST($6 AS TEXT), 'running', CAST($7 AS BOOLEAN), 1,
+				CAST($8 AS BIGINT), CAST($8 AS BIGINT), 1, CAST($9 AS TEXT), CAST($10 AS BIGINT)
+			FROM s WHERE (SELECT COUNT(*) FROM runs WHERE session_id = $2 AND finished_at = 0) < $11
+			RETURNING id, workspace_id
+		), c AS (
+			INSERT INTO calls (id, client_id, run_id, session_id, workspace_id, idx, name, arguments, status, epoch,
+				runner, incarnation, sent_at)
+			SELECT CAST($12 AS TEXT), CAST($13 AS TEXT), r.id, s.id, s.workspace_id, 0, CAST($14 AS TEXT),
+				CAST($15 AS TEXT), 'sent', s.epoch, s.runner, s.incarnation, CAST($8 AS BIGINT)
+			FROM s, r
+		), a AS (
+			INSERT INTO audit_events (id, at, workspace_id, actor, action, object, outcome, policy_digest, detail)
+			SELECT CAST($16 AS TEXT), CAST($17 AS BIGINT), CAST($18 AS TEXT), CAST($19 AS TEXT), CAST($20 AS TEXT),
+				CAST($21 AS TEXT), CAST($22 AS TEXT), CAST($23 AS TEXT), CAST($24 AS TEXT)
+			FROM r
+		)
+		SELECT ` + sessionColumns + ` FROM s WHERE EXISTS (SELECT 1 FROM r)`
+
 	// finishCall is the one way in which a report reaches a call: the sender
 	// holds the session's epoch, the call was sent to it under that epoch and
 	// has not ended, and the output fits.
@@ -243,15 +275,33 @@ const (
 			AND calls.runner = $27 AND calls.incarnation = $28 AND calls.status IN (` + sentStatuses + `)
 			AND s.id = $25 AND s.epoch = $26 AND s.runner = $27 AND s.incarnation = $28
 			AND s.output_bytes_limit >= $29
-		RETURNING calls.workspace_id, calls.policy_digest`
+		RETURNING ` + callColumns
 	// settleRun counts $2 calls of the run as ended and ends it with the last.
 	settleRun = `
-		UPDATE runs SET open_calls = open_calls - $2, usage_cpu_ms = usage_cpu_ms + $3,
-			usage_duration_ms = usage_duration_ms + $4,
-			finished_at = CASE WHEN open_calls = $2 THEN $5 ELSE finished_at END,
-			status = CASE WHEN open_calls <> $2 THEN status WHEN cancel_reason <> '' THEN 'cancelled' ELSE 'finished' END
-		WHERE id = $1 AND open_calls >= $2
-		RETURNING status`
+		UPDATE runs SET open_calls = runs.open_calls - $2, usage_cpu_ms = runs.usage_cpu_ms + $3,
+			usage_duration_ms = runs.usage_duration_ms + $4,
+			finished_at = CASE WHEN runs.open_calls = $2 THEN $5 ELSE runs.finished_at END,
+			status = CASE WHEN runs.open_calls <> $2 THEN runs.status WHEN runs.cancel_reason <> '' THEN 'cancelled' ELSE 'finished' END
+		WHERE runs.id = $1 AND runs.open_calls >= $2
+		RETURNING ` + runColumns
+	// finishAndSettle is finishCall, settleRun and the audit event in one
+	// statement, and so in one round trip to PostgreSQL.
+	finishAndSettle = `
+		WITH c AS (` + finishCall + `
+		), r AS (
+			UPDATE runs SET open_calls = runs.open_calls - 1, usage_cpu_ms = runs.usage_cpu_ms + $18,
+				usage_duration_ms = runs.usage_duration_ms + $17,
+				finished_at = CASE WHEN runs.open_calls = 1 THEN $30 ELSE runs.finished_at END,
+				status = CASE WHEN runs.open_calls <> 1 THEN runs.status WHEN runs.cancel_reason <> '' THEN 'cancelled' ELSE 'finished' END
+			FROM c WHERE runs.id = c.call_run
+			RETURNING ` + runColumns + `
+		), a AS (
+			INSERT INTO audit_events (id, at, workspace_id, actor, action, object, outcome, policy_digest, detail)
+			SELECT CAST($31 AS TEXT), CAST($30 AS BIGINT), c.call_workspace, CAST($32 AS TEXT), CAST($33 AS TEXT),
+				c.call_id, c.call_status, c.policy_digest, CAST($34 AS TEXT)
+			FROM c
+		)
+		SELECT r.*, c.* FROM r, c`
 	// endTheCalls ends calls by our own word; which ones, is added.
 	endTheCalls = `
 		UPDATE calls SET status = $1, error_code = $2, error_message = $3, error_field = $4, retryable = $5,
@@ -310,6 +360,9 @@ func (db *DB) AdmitRun(ctx context.Context, a run.Admission) (run.Run, session.S
 	if plain("id", a.Run.Session) != nil {
 		return run.Run{}, session.Session{}, session.NotFound(a.Run.Session)
 	}
+	if r, c, err := db.admitLive(ctx, a); settled(err) {
+		return r, c, err
+	}
 	var r run.Run
 	var row sessionRow
 	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
@@ -330,7 +383,35 @@ func (db *DB) AdmitRun(ctx context.Context, a run.Admission) (run.Run, session.S
 		}
 		return auditRefused(ctx, tx, r, a.Event)
 	})
+	if duplicate(err) { // the statement was carried out, its answer was lost
+		err = fault.Wrap(err, fault.Unavailable, "the database did not answer in time; try again")
+	}
 	return r, row.session(), err
+}
+
+// admitLive tries the usual case in one statement.
+func (db *DB) admitLive(ctx context.Context, a run.Admission) (run.Run, session.Session, error) {
+	if !db.oneStatement() || len(a.Run.Calls) != 1 || a.Run.Calls[0].Status != run.Pending {
+		return run.Run{}, session.Session{}, sql.ErrNoRows
+	}
+	r, call, e := a.Run, a.Run.Calls[0], a.Event
+	var row sessionRow
+	err := db.get(ctx, &row, admitLive, micros(r.CreatedAt), r.Session, a.Principal.Workspace, onlyOwner(a),
+		r.ID, r.Owner, r.Parallel, micros(r.CreatedAt), r.Replica, micros(r.LeaseUntil), a.MaxOpen,
+		call.ID, call.ClientID, call.Name, string(call.Arguments),
+		e.ID, micros(e.At), e.Workspace, e.Actor, e.Action, e.Object, e.Outcome, e.PolicyDigest, e.Detail)
+	if err != nil {
+		return run.Run{}, session.Session{}, err
+	}
+	c := row.session()
+	return r.Admit(c, r.CreatedAt), c, nil
+}
+
+// settled reports whether one statement was all that it took. Else a
+// transaction does it, or says why not: no row means that this is not the
+// usual case, and after a break of the connection nobody knows.
+func settled(err error) bool {
+	return !errors.Is(err, sql.ErrNoRows) && !fault.Is(err, fault.Unavailable)
 }
 
 func wantsSandbox(r run.Run) int {
@@ -551,15 +632,14 @@ func (e ending) event(call, workspace, outcome, digest string) audit.Event {
 }
 
 // FinishCall stores an outcome; false when it may not be.
-func (db *DB) FinishCall(ctx context.Context, o run.Outcome, f run.Finish) (session.EndedCall, bool, error) {
-	ended := session.EndedCall{Session: o.Session, Run: o.Run, Call: o.Call}
+func (db *DB) FinishCall(ctx context.Context, o run.Outcome, f run.Finish) (run.Ended, bool, error) {
+	if ended, err := db.finishAndSettle(ctx, o, f); settled(err) {
+		return ended, err == nil, err
+	}
+	var row runStateRow
 	found := false
 	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
-		var row struct {
-			Workspace string `db:"workspace_id"`
-			Digest    string `db:"policy_digest"`
-		}
-		err := sqlx.GetContext(ctx, tx, &row, finishCall, finishArgs(o)...)
+		err := sqlx.GetContext(ctx, tx, &row.callState, finishCall, finishArgs(o)...)
 		if errors.Is(err, sql.ErrNoRows) {
 			found = false
 			return nil
@@ -568,12 +648,41 @@ func (db *DB) FinishCall(ctx context.Context, o run.Outcome, f run.Finish) (sess
 			return err
 		}
 		found = true
-		if ended.RunFinal, err = settle(ctx, tx, o.Run, 1, o.Result.CPUMS, o.Result.DurationMS, f.At); err != nil {
+		if row.runRow, err = settle(ctx, tx, o.Run, 1, o.Result.CPUMS, o.Result.DurationMS, f.At); err != nil {
 			return err
 		}
-		return auditInsert(ctx, tx, endingOf(f).event(o.Call, row.Workspace, string(o.Status), row.Digest))
+		return auditInsert(ctx, tx, endingOf(f).event(o.Call, row.callState.Workspace, string(o.Status), row.PolicyDigest))
 	})
-	return ended, found && err == nil, err
+	if err != nil || !found {
+		return run.Ended{}, false, err
+	}
+	return finished(row, o), true, nil
+}
+
+// finishAndSettle is FinishCall in one statement, where that is possible.
+func (db *DB) finishAndSettle(ctx context.Context, o run.Outcome, f run.Finish) (run.Ended, error) {
+	if !db.oneStatement() {
+		return run.Ended{}, sql.ErrNoRows
+	}
+	var row runStateRow
+	args := append(finishArgs(o), micros(f.At), "aud_"+f.NewID(), f.Actor, audit.CallFinished, f.Detail)
+	if err := db.get(ctx, &row, finishAndSettle, args...); err != nil {
+		return run.Ended{}, err
+	}
+	return finished(row, o), nil
+}
+
+// finished is what o has brought about.
+func finished(row runStateRow, o run.Outcome) run.Ended {
+	r := row.run()
+	out := run.Ended{EndedCall: session.EndedCall{Session: o.Session, Run: o.Run, Call: o.Call, RunFinal: r.Status.Final()}}
+	if out.RunFinal && r.Usage.Calls == 1 {
+		call := row.call()
+		call.Result.Stdout, call.Result.Stderr, call.Result.Value = o.Result.Stdout, o.Result.Stderr, o.Result.Value
+		r.Calls = []run.Call{call}
+		out.Whole = &r
+	}
+	return out
 }
 
 func finishArgs(o run.Outcome) []any {
@@ -593,13 +702,13 @@ func finishArgs(o run.Outcome) []any {
 	}
 }
 
-// settle counts n calls of a run as ended; true when the run ended with them.
-func settle(ctx context.Context, tx sqlx.ExtContext, id string, n int, cpu, duration float64, at time.Time) (bool, error) {
-	var status string
-	if err := sqlx.GetContext(ctx, tx, &status, settleRun, id, n, cpu, duration, micros(at)); err != nil {
-		return false, fmt.Errorf("settle run %s: %w", id, hideNoRows(err))
+// settle counts n calls of a run as ended; the run ends with the last.
+func settle(ctx context.Context, tx sqlx.ExtContext, id string, n int, cpu, duration float64, at time.Time) (runRow, error) {
+	var row runRow
+	if err := sqlx.GetContext(ctx, tx, &row, settleRun, id, n, cpu, duration, micros(at)); err != nil {
+		return row, fmt.Errorf("settle run %s: %w", id, hideNoRows(err))
 	}
-	return run.Status(status).Final(), nil
+	return row, nil
 }
 
 // hideNoRows makes a missing row an error of ours: the counts are wrong.
@@ -636,11 +745,11 @@ func endCalls(ctx context.Context, tx sqlx.ExtContext, v session.Verdict, e endi
 	}
 	final := map[string]bool{}
 	for _, id := range slices.Sorted(maps.Keys(left)) {
-		done, err := settle(ctx, tx, id, left[id], 0, 0, e.at)
+		row, err := settle(ctx, tx, id, left[id], 0, 0, e.at)
 		if err != nil {
 			return nil, err
 		}
-		final[id] = done
+		final[id] = run.Status(row.Status).Final()
 	}
 	for i, r := range rows {
 		left[r.Run]--

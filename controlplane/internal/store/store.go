@@ -191,6 +191,11 @@ func (db *DB) bounded(ctx context.Context) (context.Context, context.CancelFunc,
 	if !db.migrated.Load() {
 		return nil, nil, fault.New(fault.Unavailable, "the database is not ready yet; try again")
 	}
+	if db.writer != nil && ctx.Err() == nil {
+		// To watch a context costs a goroutine for each statement. SQLite is in
+		// this process: it answers, or gives up when its busy_timeout is over.
+		return context.WithoutCancel(ctx), func() {}, nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, db.timeout)
 	return ctx, cancel, nil
 }
@@ -245,12 +250,17 @@ const (
 	conflictRetries = 8
 )
 
+// oneStatement reports whether a statement may change several tables: each
+// costs a round trip to PostgreSQL, and SQLite knows none.
+func (db *DB) oneStatement() bool { return db.dialect == goose.DialectPostgres }
+
 // tx runs work in one transaction. work may run more than once, so it must
 // set what it returns anew each time. On SQLite the transaction is the only
 // one that writes from its start; on PostgreSQL it is READ COMMITTED, so what
 // must not change in between belongs into the WHERE of an UPDATE. work must
 // not call methods of db.
 func (db *DB) tx(ctx context.Context, work func(ctx context.Context, tx sqlx.ExtContext) error) error {
+	asked := ctx
 	ctx, cancel, err := db.bounded(ctx)
 	if err != nil {
 		return err
@@ -260,8 +270,8 @@ func (db *DB) tx(ctx context.Context, work func(ctx context.Context, tx sqlx.Ext
 		select {
 		case db.writer <- struct{}{}:
 			defer func() { <-db.writer }()
-		case <-ctx.Done():
-			return border(ctx.Err())
+		case <-asked.Done():
+			return border(asked.Err())
 		}
 	}
 	dead, conflicts := 0, 0
