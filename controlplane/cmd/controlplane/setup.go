@@ -46,7 +46,7 @@ func connect(cfg config.Config, log *slog.Logger) (*nats.Conn, func(), error) {
 	if cfg.NATSURL != "" {
 		access.URL = cfg.NATSURL.Reveal()
 	}
-	nc, err := bus.Connect(name, access, log)
+	nc, err := bus.Connect(name, access, log, nats.NoEcho()) // our own notices tell us nothing
 	if err != nil {
 		return nil, nil, err
 	}

@@ -128,7 +128,7 @@ func (s *Server) launch() (*server.Server, error) {
 
 // Connect opens the control plane's own connection, in memory.
 func (s *Server) Connect(name string) (*nats.Conn, error) {
-	return bus.Connect(name, s.access, s.cfg.Log, nats.InProcessServer(s), nats.CustomInboxPrefix(inboxes))
+	return bus.Connect(name, s.access, s.cfg.Log, nats.InProcessServer(s), nats.CustomInboxPrefix(inboxes), nats.NoEcho())
 }
 
 // InProcessConn is a connection to the server that runs now; it serves Connect.
