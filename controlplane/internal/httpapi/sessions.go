@@ -13,9 +13,6 @@ import (
 	"github.com/bigwave/bigwave/shared/fault"
 )
 
-// maxTTL keeps a number of seconds within what a duration can hold.
-const maxTTL = 30 * 24 * time.Hour
-
 // Sessions opens and ends agent sessions; another's are not found.
 type Sessions interface {
 	Create(ctx context.Context, p identity.Principal, n session.NewSession) (session.Session, error)
@@ -69,8 +66,8 @@ func seconds(name string, g given[int64]) (time.Duration, error) {
 	if !g.Set {
 		return 0, nil
 	}
-	if g.Value < 1 || g.Value > int64(maxTTL/time.Second) {
-		return 0, fault.New(fault.Invalid, "%s must be from 1 to %d", name, int64(maxTTL/time.Second)).On(name)
+	if g.Value < 1 || g.Value > int64(session.MaxTTL/time.Second) {
+		return 0, fault.New(fault.Invalid, "%s must be from 1 to %d", name, int64(session.MaxTTL/time.Second)).On(name)
 	}
 	return time.Duration(g.Value) * time.Second, nil
 }

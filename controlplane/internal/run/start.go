@@ -76,7 +76,7 @@ func (q Request) check() error {
 			return fault.New(fault.Invalid, "each call needs an id of 1 to %d bytes", maxClientID).On("tool_calls.id")
 		case seen[c.ID]:
 			return fault.New(fault.Invalid, "two calls have the id %q", c.ID).On("tool_calls.id")
-		case c.Name == "" || len(c.Name) > 256 || !utf8.ValidString(c.Name) || strings.ContainsRune(c.Name, 0):
+		case c.Name == "" || len(c.Name) > 128 || !utf8.ValidString(c.Name) || strings.ContainsRune(c.Name, 0):
 			return fault.New(fault.Invalid, "each call needs the name of a tool").On("tool_calls.name")
 		}
 		seen[c.ID] = true
