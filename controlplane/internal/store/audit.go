@@ -40,12 +40,15 @@ const (
 
 // auditInsert writes one event into the transaction of the change it tells of.
 func auditInsert(ctx context.Context, tx sqlx.ExtContext, e audit.Event) error {
-	_, err := tx.ExecContext(ctx, insertAudit, e.ID, micros(e.At), e.Workspace, e.Actor, e.Action,
-		e.Object, e.Outcome, e.PolicyDigest, e.Detail)
+	_, err := tx.ExecContext(ctx, insertAudit, auditArgs(e)...)
 	if err != nil {
 		return fmt.Errorf("write audit event: %w", err)
 	}
 	return nil
+}
+
+func auditArgs(e audit.Event) []any {
+	return []any{e.ID, micros(e.At), e.Workspace, e.Actor, e.Action, e.Object, e.Outcome, e.PolicyDigest, e.Detail}
 }
 
 // recorded writes e when the change that it tells of has not failed with err.

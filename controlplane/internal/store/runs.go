@@ -229,34 +229,45 @@ const (
 			runner, incarnation, sent_at, error_code, error_message, error_field, retryable) VALUES `
 	insertCallWidth = 17
 
-	// admitLive is admitSession, insertRun, insertCalls and the audit event in
-	// one statement, and so in one round trip to PostgreSQL: for a run of one
-	// call in a live session. A session whose row changes meanwhile gives no
-	// row, since the runs are counted as they were before.
-	admitLive = `
+	// admitOne is admitSession, insertRun, insertCalls and the audit event in
+	// one statement, for a run of one call that wants a sandbox. A session whose
+	// row changes meanwhile gives no row: the runs are counted as they were
+	// before that.
+	admitOne = `
 		WITH s AS (
-			UPDATE agent_sessions SET last_used_at = GREATEST($1, agent_sessions.last_used_at + 1)
-			FROM (SELECT id, last_used_at FROM agent_sessions WHERE id = $2) seen
+			UPDATE agent_sessions SET last_used_at = GREATEST($1, agent_sessions.last_used_at + 1),
+				epoch = CASE WHEN status IN ('new', 'idle') THEN epoch + 1 ELSE epoch END,
+				runner = CASE WHEN status IN ('new', 'idle') THEN '' ELSE runner END,
+				incarnation = CASE WHEN status IN ('new', 'idle') THEN '' ELSE incarnation END,
+				start_deadline = CASE WHEN status IN ('new', 'idle') THEN $2 ELSE start_deadline END,
+				status = CASE WHEN status IN ('new', 'idle') THEN 'starting' ELSE status END
+			FROM (SELECT id, last_used_at FROM agent_sessions WHERE id = $3) seen
 			WHERE agent_sessions.id = seen.id AND agent_sessions.last_used_at = seen.last_used_at
-				AND workspace_id = $3 AND ($4 = '' OR owner = $4) AND status = 'live' AND expires_at > $1
+				AND workspace_id = $4 AND ($5 = '' OR owner = $5) AND status IN ('new', 'starting', 'live', 'idle')
+				AND expires_at > $1
 			RETURNING agent_sessions.*
 		), r AS (
 			INSERT INTO runs (id, session_id, workspace_id, owner, status, parallel, usage_calls, created_at, started_at,
 				open_calls, replica, lease_until)
-			SELECT CAST($5 AS TEXT), s.id, s.workspace_id, CAST($6 AS TEXT), 'running', CAST($7 AS BOOLEAN), 1,
-				CAST($8 AS BIGINT), CAST($8 AS BIGINT), 1, CAST($9 AS TEXT), CAST($10 AS BIGINT)
-			FROM s WHERE (SELECT COUNT(*) FROM runs WHERE session_id = $2 AND finished_at = 0) < $11
-			RETURNING id, workspace_id
+			SELECT CAST($6 AS TEXT), s.id, s.workspace_id, CAST($7 AS TEXT),
+				CASE WHEN s.status = 'live' THEN 'running' ELSE 'queued' END, CAST($8 AS BOOLEAN), 1, CAST($9 AS BIGINT),
+				CASE WHEN s.status = 'live' THEN CAST($9 AS BIGINT) ELSE 0 END, 1, CAST($10 AS TEXT), CAST($11 AS BIGINT)
+			FROM s WHERE (SELECT COUNT(*) FROM runs WHERE session_id = $3 AND finished_at = 0) < $12
+			RETURNING id
 		), c AS (
 			INSERT INTO calls (id, client_id, run_id, session_id, workspace_id, idx, name, arguments, status, epoch,
 				runner, incarnation, sent_at)
-			SELECT CAST($12 AS TEXT), CAST($13 AS TEXT), r.id, s.id, s.workspace_id, 0, CAST($14 AS TEXT),
-				CAST($15 AS TEXT), 'sent', s.epoch, s.runner, s.incarnation, CAST($8 AS BIGINT)
+			SELECT CAST($13 AS TEXT), CAST($14 AS TEXT), r.id, s.id, s.workspace_id, 0, CAST($15 AS TEXT), CAST($16 AS TEXT),
+				CASE WHEN s.status = 'live' THEN 'sent' ELSE 'pending' END,
+				CASE WHEN s.status = 'live' THEN s.epoch ELSE 0 END,
+				CASE WHEN s.status = 'live' THEN s.runner ELSE '' END,
+				CASE WHEN s.status = 'live' THEN s.incarnation ELSE '' END,
+				CASE WHEN s.status = 'live' THEN CAST($9 AS BIGINT) ELSE 0 END
 			FROM s, r
 		), a AS (
 			INSERT INTO audit_events (id, at, workspace_id, actor, action, object, outcome, policy_digest, detail)
-			SELECT CAST($16 AS TEXT), CAST($17 AS BIGINT), CAST($18 AS TEXT), CAST($19 AS TEXT), CAST($20 AS TEXT),
-				CAST($21 AS TEXT), CAST($22 AS TEXT), CAST($23 AS TEXT), CAST($24 AS TEXT)
+			SELECT CAST($17 AS TEXT), CAST($18 AS BIGINT), CAST($19 AS TEXT), CAST($20 AS TEXT), CAST($21 AS TEXT),
+				CAST($22 AS TEXT), CAST($23 AS TEXT), CAST($24 AS TEXT), CAST($25 AS TEXT)
 			FROM r
 		)
 		SELECT ` + sessionColumns + ` FROM s WHERE EXISTS (SELECT 1 FROM r)`
@@ -330,6 +341,19 @@ const (
 	runRunning = `
 		UPDATE runs SET status = 'running', started_at = CASE WHEN started_at = 0 THEN $2 ELSE started_at END
 		WHERE id = $1 AND replica = $3 AND cancel_reason = '' AND status IN ('queued', 'running')`
+	// sendOne is these three in one statement, for one call.
+	sendOne = `
+		WITH s AS (` + heldSession + ` RETURNING id
+		), r AS (
+			UPDATE runs SET status = 'running', started_at = CASE WHEN started_at = 0 THEN $5 ELSE started_at END
+			FROM s WHERE runs.id = $6 AND replica = $7 AND cancel_reason = '' AND status IN ('queued', 'running')
+			RETURNING runs.id
+		), c AS (
+			UPDATE calls SET status = 'sent', epoch = $2, runner = $3, incarnation = $4, sent_at = $5
+			FROM r WHERE calls.id = $8 AND run_id = r.id AND status = 'pending'
+			RETURNING calls.id
+		)
+		SELECT id FROM c`
 	markStarted = `UPDATE calls SET status = 'running' WHERE run_id = $1 AND id = $2 AND status IN ('sent', 'accepted')`
 
 	loseSessions = `
@@ -360,7 +384,7 @@ func (db *DB) AdmitRun(ctx context.Context, a run.Admission) (run.Run, session.S
 	if plain("id", a.Run.Session) != nil {
 		return run.Run{}, session.Session{}, session.NotFound(a.Run.Session)
 	}
-	if r, c, err := db.admitLive(ctx, a); settled(err) {
+	if r, c, err := db.admitOne(ctx, a); settled(err) {
 		return r, c, err
 	}
 	var r run.Run
@@ -383,28 +407,35 @@ func (db *DB) AdmitRun(ctx context.Context, a run.Admission) (run.Run, session.S
 		}
 		return auditRefused(ctx, tx, r, a.Event)
 	})
-	if duplicate(err) { // the statement was carried out, its answer was lost
-		err = fault.Wrap(err, fault.Unavailable, "the database did not answer in time; try again")
-	}
-	return r, row.session(), err
+	return r, row.session(), unanswered(err)
 }
 
-// admitLive tries the usual case in one statement.
-func (db *DB) admitLive(ctx context.Context, a run.Admission) (run.Run, session.Session, error) {
+// admitOne tries the usual case in one statement.
+func (db *DB) admitOne(ctx context.Context, a run.Admission) (run.Run, session.Session, error) {
 	if !db.oneStatement() || len(a.Run.Calls) != 1 || a.Run.Calls[0].Status != run.Pending {
 		return run.Run{}, session.Session{}, sql.ErrNoRows
 	}
-	r, call, e := a.Run, a.Run.Calls[0], a.Event
-	var row sessionRow
-	err := db.get(ctx, &row, admitLive, micros(r.CreatedAt), r.Session, a.Principal.Workspace, onlyOwner(a),
+	r, call := a.Run, a.Run.Calls[0]
+	args := append([]any{
+		micros(r.CreatedAt), micros(a.StartBy), r.Session, a.Principal.Workspace, onlyOwner(a),
 		r.ID, r.Owner, r.Parallel, micros(r.CreatedAt), r.Replica, micros(r.LeaseUntil), a.MaxOpen,
 		call.ID, call.ClientID, call.Name, string(call.Arguments),
-		e.ID, micros(e.At), e.Workspace, e.Actor, e.Action, e.Object, e.Outcome, e.PolicyDigest, e.Detail)
-	if err != nil {
-		return run.Run{}, session.Session{}, err
+	}, auditArgs(a.Event)...)
+	var row sessionRow
+	if err := db.get(ctx, &row, admitOne, args...); err != nil {
+		return run.Run{}, session.Session{}, unanswered(err)
 	}
 	c := row.session()
 	return r.Admit(c, r.CreatedAt), c, nil
+}
+
+// unanswered is err, but Unavailable when the row that was to be inserted is
+// there: it was inserted, and the answer was lost.
+func unanswered(err error) error {
+	if duplicate(err) {
+		return fault.Wrap(err, fault.Unavailable, "the database did not answer in time; try again")
+	}
+	return err
 }
 
 // settled reports whether one statement was all that it took. Else a
@@ -570,6 +601,10 @@ func (db *DB) SentCalls(ctx context.Context, sessionID string) ([]run.Call, erro
 // SendCalls marks pending calls as sent to the session's holder.
 func (db *DB) SendCalls(ctx context.Context, r run.Run, s session.Session, calls []string, replica string, at time.Time) ([]string, error) {
 	var marked []string
+	if db.oneStatement() && len(calls) == 1 {
+		err := db.all(ctx, &marked, sendOne, s.ID, s.Epoch, s.Runner, s.Incarnation, micros(at), r.ID, replica, calls[0])
+		return marked, err
+	}
 	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
 		marked = nil
 		n, err := affected(tx.ExecContext(ctx, heldSession, s.ID, s.Epoch, s.Runner, s.Incarnation, micros(at)))

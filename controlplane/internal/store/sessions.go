@@ -111,6 +111,23 @@ const (
 			start_deadline = 0, reason = ''
 		WHERE id = $1 AND epoch = $2 AND runner = $3 AND incarnation = $4 AND status = 'starting' AND policy_digest = $9
 		RETURNING ` + sessionColumns
+	// The two with their audit event, in one statement.
+	claimRecorded = `
+		WITH s AS (` + claimSession + `), a AS (
+			INSERT INTO audit_events (id, at, workspace_id, actor, action, object, outcome, policy_digest, detail)
+			SELECT CAST($9 AS TEXT), CAST($10 AS BIGINT), CAST($11 AS TEXT), CAST($12 AS TEXT), CAST($13 AS TEXT),
+				CAST($14 AS TEXT), CAST($15 AS TEXT), CAST($16 AS TEXT), CAST($17 AS TEXT)
+			FROM s
+		)
+		SELECT ` + sessionColumns + ` FROM s`
+	startRecorded = `
+		WITH s AS (` + startSession + `), a AS (
+			INSERT INTO audit_events (id, at, workspace_id, actor, action, object, outcome, policy_digest, detail)
+			SELECT CAST($10 AS TEXT), CAST($11 AS BIGINT), CAST($12 AS TEXT), CAST($13 AS TEXT), CAST($14 AS TEXT),
+				CAST($15 AS TEXT), CAST($16 AS TEXT), CAST($17 AS TEXT), CAST($18 AS TEXT)
+			FROM s
+		)
+		SELECT ` + sessionColumns + ` FROM s`
 	endSession = `
 		UPDATE agent_sessions SET status = $2, reason = $3, epoch = epoch + $4,
 			runner = CASE WHEN $2 = 'idle' THEN '' ELSE runner END,
@@ -197,20 +214,28 @@ func (db *DB) Sessions(ctx context.Context, workspace, owner string, p page.Page
 
 // ClaimSession gives a starting session's epoch to its claimant.
 func (db *DB) ClaimSession(ctx context.Context, c session.Claim, t session.Terms, e audit.Event) (session.Session, error) {
-	return db.moveSession(ctx, e, "the session is taken or no longer wants this ticket", "taken", claimSession,
+	return db.moveSession(ctx, e, "the session is taken or no longer wants this ticket", "taken", claimSession, claimRecorded,
 		c.Session, c.Epoch, c.Runner, c.Incarnation, t.PolicyDigest, t.WallClockSeconds, t.OutputBytesLimit, micros(t.StartBy))
 }
 
 // SessionStarted makes a claimed session live.
 func (db *DB) SessionStarted(ctx context.Context, c session.Claim, b session.Sandbox, e audit.Event) (session.Session, error) {
-	return db.moveSession(ctx, e, "the session no longer waits for this start, or the sandbox has another policy", "", startSession,
+	return db.moveSession(ctx, e, "the session no longer waits for this start, or the sandbox has another policy", "", startSession, startRecorded,
 		c.Session, c.Epoch, c.Runner, c.Incarnation, session.Text(b.Backend), session.Text(b.Isolation),
 		session.Text(b.ImageDigest), pairsText(b.Enforced), b.PolicyDigest)
 }
 
 // moveSession updates one session and writes the event; no row is a Conflict.
-func (db *DB) moveSession(ctx context.Context, e audit.Event, otherwise, code, query string, args ...any) (session.Session, error) {
+// recorded is query that writes the event itself.
+func (db *DB) moveSession(ctx context.Context, e audit.Event, otherwise, code, query, recorded string, args ...any) (session.Session, error) {
 	var row sessionRow
+	if db.oneStatement() {
+		err := db.get(ctx, &row, recorded, append(args, auditArgs(e)...)...)
+		if errors.Is(err, sql.ErrNoRows) {
+			err = fault.New(fault.Conflict, "%s", otherwise).WithCode(code)
+		}
+		return row.session(), err
+	}
 	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
 		err := sqlx.GetContext(ctx, tx, &row, query, args...)
 		if errors.Is(err, sql.ErrNoRows) {
