@@ -274,7 +274,7 @@ func TestTemplatesOfEverySizeAreQuick(t *testing.T) {
 
 func TestRefusalsSayWhatToWrite(t *testing.T) {
 	for template, want := range map[string]string{
-		`echo "{pattern}"`:           "{pattern} at line 1, column 7 is inside quotes; it is quoted for you, so remove the quotes around it",
+		`echo "{pattern}"`:           "{pattern} at line 1, column 7 is inside quotes; it is quoted for you, so remove the quotes around it (write {{ and }} for literal braces)",
 		`[[ {pattern} -eq 1 ]]`:      "use case {x} in",
 		`n={pattern}`:                "use it directly as an argument",
 		`eval {pattern}`:             "eval, which evaluates its arguments",

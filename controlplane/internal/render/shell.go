@@ -204,7 +204,7 @@ func (c *shellCheck) node(n syntax.Node) {
 	case *syntax.Lit:
 		c.literal(n)
 	case *syntax.SglQuoted:
-		c.refuse(n.Value, "is inside quotes; it is quoted for you, so remove the quotes around it")
+		c.refuse(n.Value, "is inside quotes; it is quoted for you, so remove the quotes around it (write {{ and }} for literal braces)")
 	case *syntax.Comment:
 		c.refuse(n.Text, "is inside a comment, which a value with a newline would end; remove it there")
 	case *syntax.CallExpr:
@@ -298,7 +298,7 @@ func (c *shellCheck) enclosed() string {
 		switch n := c.stack[i].(type) {
 		case *syntax.DblQuoted:
 			if assigned {
-				return "is inside quotes; it is quoted for you, so remove the quotes around it"
+				return "is inside quotes; it is quoted for you, so remove the quotes around it (write {{ and }} for literal braces)"
 			}
 			return "is in a $( ) inside quotes; assign the $( ) to a variable first, without quotes, and use the variable"
 		case *syntax.CmdSubst:

@@ -246,7 +246,11 @@ func schemaFault(err error) error {
 	if invalid, ok := errors.AsType[*jsonschema.SchemaValidationError](err); ok {
 		if v, ok := errors.AsType[*jsonschema.ValidationError](invalid.Err); ok {
 			leaf := deepest(v)
-			return fault.Wrap(err, fault.Invalid, "parameters is not a valid JSON Schema: %s %s", place(leaf.InstanceLocation), why(leaf.ErrorKind)).
+			what := why(leaf.ErrorKind)
+			if _, ok := leaf.ErrorKind.(*kind.AnyOf); ok {
+				what = "has a value that JSON Schema does not allow there"
+			}
+			return fault.Wrap(err, fault.Invalid, "parameters is not a valid JSON Schema: %s %s", place(leaf.InstanceLocation), what).
 				On(place(append([]string{"parameters"}, leaf.InstanceLocation...)))
 		}
 	}
@@ -323,10 +327,16 @@ func why(k jsonschema.ErrorKind) string {
 	case *kind.Pattern:
 		return "must match the pattern " + strconv.Quote(clip(k.Want, 100))
 	case *kind.MinLength:
+		if k.Want == 1 {
+			return "must not be empty"
+		}
 		return fmt.Sprintf("must be at least %d characters long", k.Want)
 	case *kind.MaxLength:
 		return fmt.Sprintf("must be at most %d characters long, not %d", k.Want, k.Got)
 	case *kind.MinItems:
+		if k.Want == 1 {
+			return "must not be empty"
+		}
 		return fmt.Sprintf("must have at least %d items", k.Want)
 	case *kind.MaxItems:
 		return fmt.Sprintf("must have at most %d items", k.Want)
