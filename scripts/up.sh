@@ -13,11 +13,14 @@ mkdir -p "$log"
 chmod 700 "$BIGWAVE_DATA_DIR"
 
 controlplane='' runner='' work=''
+# finish ends what was started, the runner first: its last reports need the
+# control plane. A second signal ends open calls at once.
 finish() {
-	trap '' INT TERM
-	for pid in $work $runner $controlplane; do # the runner first: its last reports need the control plane
+	trap 'kill -TERM $runner 2>/dev/null || true' INT TERM
+	if [[ -n $runner ]]; then echo 'Stopping; open calls have up to 30 s, a second Ctrl-C ends them.' >&2; fi
+	for pid in $work $runner $controlplane; do
 		kill -TERM "$pid" 2>/dev/null || true
-		wait "$pid" 2>/dev/null || true
+		while kill -0 "$pid" 2>/dev/null; do wait "$pid" 2>/dev/null || true; done
 	done
 }
 trap finish EXIT
@@ -29,12 +32,17 @@ fail() {
 	exit 1
 }
 
+if (exec 3<>"/dev/tcp/${BIGWAVE_LISTEN%:*}/${BIGWAVE_LISTEN##*:}") 2>/dev/null; then
+	echo "Something else listens on $BIGWAVE_LISTEN already; set BIGWAVE_LISTEN to another address." >&2
+	exit 1
+fi
+
 # Of their own process groups, so that Ctrl-C reaches this script alone.
 setsid bin/bigwave-controlplane >>"$log/controlplane.log" 2>&1 &
 controlplane=$!
 for ((i = 0; ; i++)); do
-	curl -fs -o /dev/null "$BIGWAVE_URL/readyz" && break
 	kill -0 "$controlplane" 2>/dev/null || fail "The control plane did not start" "$log/controlplane.log"
+	if curl -fs -o /dev/null "$BIGWAVE_URL/readyz"; then break; fi
 	((i < 300)) || fail "The control plane is not ready after 30 s" "$log/controlplane.log"
 	sleep 0.1
 done
