@@ -10,11 +10,13 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
@@ -25,7 +27,10 @@ func main() {
 	callers := flag.String("callers", "1,8,32", "numbers of callers at once")
 	sequential := flag.Int("sequential", 1000, "calls in a row for the leak check")
 	flag.Parse()
-	if err := run(context.Background(), *n, *callers, *sequential); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, *n, *callers, *sequential)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
