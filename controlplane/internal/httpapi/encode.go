@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 
@@ -45,11 +46,16 @@ func writeAs(c echo.Context, status int, media string, v any) error {
 	return c.Blob(status, media, data)
 }
 
-// instant is a time on the wire, null when it has not come.
+// instant is a time on the wire, null when it has not come: to the microsecond,
+// as the database keeps it, so that one moment reads the same in every answer.
 func instant(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
 	}
-	u := t.UTC()
+	u := t.UTC().Truncate(time.Microsecond)
 	return &u
 }
+
+// micro rounds milliseconds to the microsecond: sums of them otherwise show
+// the arithmetic's dust.
+func micro(ms float64) float64 { return math.Round(ms*1000) / 1000 }

@@ -99,7 +99,7 @@ func runWith(r run.Run, call func(run.Call) any) runResponse {
 	out := runResponse{
 		ID: r.ID, SessionID: r.Session, Status: string(r.Status), Output: r.Output,
 		Calls:     make([]any, 0, len(r.Calls)),
-		Usage:     usageResponse{Calls: r.Usage.Calls, CPUMS: r.Usage.CPUMS, DurationMS: r.Usage.DurationMS},
+		Usage:     usageResponse{Calls: r.Usage.Calls, CPUMS: micro(r.Usage.CPUMS), DurationMS: micro(r.Usage.DurationMS)},
 		CreatedAt: instant(r.CreatedAt), StartedAt: instant(r.StartedAt), FinishedAt: instant(r.FinishedAt),
 	}
 	for _, c := range r.Calls {
@@ -139,7 +139,7 @@ func newEndedCall(c run.Call) endedCall {
 		ID: c.ClientID, Name: c.Name, Arguments: orEmpty(c.Arguments), Status: string(c.Status),
 		Error: newFailure(r.Error), ExitCode: r.ExitCode, Signal: optional(r.Signal),
 		StdoutBytes: r.StdoutBytes, StderrBytes: r.StderrBytes, Truncated: r.Truncated,
-		DurationMS: r.DurationMS, CPUMS: r.CPUMS, MemoryPeak: r.MemoryPeak, OOMKills: r.OOMKills,
+		DurationMS: micro(r.DurationMS), CPUMS: micro(r.CPUMS), MemoryPeak: r.MemoryPeak, OOMKills: r.OOMKills,
 		Denials: make([]denialResponse, 0, len(r.Denials)), Enforced: r.Enforced, Retryable: retryable(r),
 		RunnerID: c.Runner, Backend: r.Backend, Isolation: r.Isolation,
 		ImageDigest: r.ImageDigest, PolicyDigest: r.PolicyDigest,
