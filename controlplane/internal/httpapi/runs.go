@@ -23,7 +23,6 @@ import (
 )
 
 const (
-	maxCalls    = 128
 	maxCallID   = 128
 	maxCallName = 128
 	maxWait     = time.Hour
@@ -61,7 +60,7 @@ func (l *callList) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 		return err
 	}
 	for dec.PeekKind() != ']' {
-		if len(*l) > maxCalls {
+		if len(*l) > run.MaxCalls {
 			if err := dec.SkipValue(); err != nil {
 				return err
 			}
@@ -87,8 +86,8 @@ func (in startRunRequest) run() (run.Request, error) {
 	if err := required("", named{"tool_calls", in.ToolCalls.Set}); err != nil {
 		return run.Request{}, err
 	}
-	if n := len(in.ToolCalls.Value); n < 1 || n > maxCalls {
-		return run.Request{}, fault.New(fault.Invalid, "tool_calls must hold from 1 to %d calls", maxCalls).On("tool_calls")
+	if n := len(in.ToolCalls.Value); n < 1 || n > run.MaxCalls {
+		return run.Request{}, fault.New(fault.Invalid, "tool_calls must hold from 1 to %d calls", run.MaxCalls).On("tool_calls")
 	}
 	out := run.Request{Parallel: in.Parallel.Value}
 	seen := map[string]bool{}

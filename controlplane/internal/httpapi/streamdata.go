@@ -133,7 +133,7 @@ func parseResume(id string) (resume, error) {
 		}
 		call, err := strconv.Atoi(f[0])
 		tail, err2 := hex.DecodeString(f[2])
-		if err != nil || err2 != nil || call < 0 || call >= maxCalls || len(tail) >= utf8.UTFMax {
+		if err != nil || err2 != nil || call < 0 || call >= run.MaxCalls || len(tail) >= utf8.UTFMax {
 			return resume{}, bad
 		}
 		r.tails[streamKey{call, f[1]}] = tail

@@ -73,7 +73,7 @@ func Finals() []CallStatus {
 }
 
 // byRunner are the finals that a runner's report may carry.
-var byRunner = []CallStatus{OK, Error, InvalidArguments, TimedOut, OOMKilled, PIDsExhausted, DiskFull, OutputLimit, Denied, CallCancelled, StartFailed, RunnerLost}
+var byRunner = Finals()
 
 var nextCall = map[CallStatus][]CallStatus{
 	Pending:  {Sent, InvalidArguments, Denied, CallCancelled, StartFailed, RunnerLost},
