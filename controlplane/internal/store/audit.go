@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/jmoiron/sqlx"
-
 	"github.com/bigwave/bigwave/controlplane/internal/audit"
 	"github.com/bigwave/bigwave/controlplane/internal/page"
 )
@@ -39,7 +37,7 @@ const (
 )
 
 // auditInsert writes one event into the transaction of the change it tells of.
-func auditInsert(ctx context.Context, tx sqlx.ExtContext, e audit.Event) error {
+func auditInsert(ctx context.Context, tx statements, e audit.Event) error {
 	_, err := tx.ExecContext(ctx, insertAudit, auditArgs(e)...)
 	if err != nil {
 		return fmt.Errorf("write audit event: %w", err)
@@ -52,7 +50,7 @@ func auditArgs(e audit.Event) []any {
 }
 
 // recorded writes e when the change that it tells of has not failed with err.
-func recorded(ctx context.Context, tx sqlx.ExtContext, err error, e audit.Event) error {
+func recorded(ctx context.Context, tx statements, err error, e audit.Event) error {
 	if err != nil {
 		return err
 	}

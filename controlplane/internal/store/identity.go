@@ -139,7 +139,7 @@ func (db *DB) Workspace(ctx context.Context, id string) (identity.Workspace, err
 
 // InsertWorkspace adds a workspace; Conflict when its id is taken.
 func (db *DB) InsertWorkspace(ctx context.Context, w identity.Workspace, e audit.Event) error {
-	return db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
 		_, err := tx.ExecContext(ctx, insertWorkspace, w.ID, w.Name, micros(w.CreatedAt))
 		if duplicate(err) {
 			return fault.Wrap(err, fault.Conflict, "workspace %q exists already", w.ID).On("id")
@@ -152,7 +152,7 @@ func (db *DB) InsertWorkspace(ctx context.Context, w identity.Workspace, e audit
 // record; Conflict while one of its sessions is not closed.
 func (db *DB) DeleteWorkspace(ctx context.Context, id string, e audit.Event) error {
 	busy := fault.New(fault.Conflict, "workspace %q has open sessions; close them first", id)
-	return db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
 		var open int
 		if err := sqlx.GetContext(ctx, tx, &open, openSessionsOfWorkspace, id); err != nil {
 			return err
@@ -198,7 +198,7 @@ func (db *DB) User(ctx context.Context, workspace, id string) (identity.User, er
 
 // InsertUser adds a user; Conflict when its name is taken in its workspace.
 func (db *DB) InsertUser(ctx context.Context, u identity.User, e audit.Event) error {
-	return db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
 		_, err := tx.ExecContext(ctx, insertUser, u.ID, u.Workspace, u.Name, string(u.Role), u.Disabled, micros(u.CreatedAt))
 		switch {
 		case duplicate(err):
@@ -213,7 +213,7 @@ func (db *DB) InsertUser(ctx context.Context, u identity.User, e audit.Event) er
 // UpdateUser changes a user of a workspace and returns what it is now.
 func (db *DB) UpdateUser(ctx context.Context, workspace, id string, c identity.Change, e audit.Event) (identity.User, error) {
 	var r userRow
-	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
 		err := sqlx.GetContext(ctx, tx, &r, updateUser, id, workspace, c.Name, (*string)(c.Role), c.Disabled)
 		if duplicate(err) && c.Name != nil {
 			return nameTaken(err, *c.Name)
@@ -225,7 +225,7 @@ func (db *DB) UpdateUser(ctx context.Context, workspace, id string, c identity.C
 
 // DeleteUser removes a user of a workspace and its keys.
 func (db *DB) DeleteUser(ctx context.Context, workspace, id string, e audit.Event) error {
-	return db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
 		err := changed(ctx, tx, "user", id, deleteUser, id, workspace)
 		return recorded(ctx, tx, err, e)
 	})
@@ -256,7 +256,7 @@ func (db *DB) Key(ctx context.Context, workspace, id string) (identity.APIKey, e
 
 // InsertKey adds a key under the hash of its secret.
 func (db *DB) InsertKey(ctx context.Context, k identity.APIKey, hash []byte, e audit.Event) error {
-	return db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
 		_, err := tx.ExecContext(ctx, insertKey, k.ID, k.Workspace, k.UserID, k.Name, k.Hint, hash,
 			micros(k.CreatedAt), micros(k.ExpiresAt))
 		if unreferenced(err) {
@@ -268,7 +268,7 @@ func (db *DB) InsertKey(ctx context.Context, k identity.APIKey, hash []byte, e a
 
 // RevokeKey marks a key as revoked at e.At; a second time changes nothing.
 func (db *DB) RevokeKey(ctx context.Context, workspace, id string, e audit.Event) error {
-	return db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
 		err := changed(ctx, tx, "API key", id, revokeKey, id, workspace, micros(e.At))
 		return recorded(ctx, tx, err, e)
 	})
@@ -292,7 +292,7 @@ func missing(err error, what, id string) error {
 }
 
 // changed runs a statement that must touch a row: NotFound when it doesn't.
-func changed(ctx context.Context, tx sqlx.ExtContext, what, id, query string, args ...any) error {
+func changed(ctx context.Context, tx statements, what, id, query string, args ...any) error {
 	res, err := tx.ExecContext(ctx, query, args...)
 	if err != nil {
 		return err

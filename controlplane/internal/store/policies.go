@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"github.com/jmoiron/sqlx"
-
 	"github.com/bigwave/bigwave/controlplane/internal/audit"
 	"github.com/bigwave/bigwave/controlplane/internal/policy"
 	"github.com/bigwave/bigwave/shared/fault"
@@ -78,7 +76,7 @@ func (db *DB) PutPolicy(ctx context.Context, p policy.Policy, e audit.Event) err
 	if err := plain("base_image", p.BaseImage); err != nil {
 		return err
 	}
-	return db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
 		_, err := tx.ExecContext(ctx, putPolicy, p.WorkspaceID, files, hosts, p.CPUShares, p.MemoryMB,
 			p.PIDsLimit, p.WallClockSeconds, p.OutputBytesLimit, p.BaseImage, micros(e.At))
 		if unreferenced(err) {
@@ -90,7 +88,7 @@ func (db *DB) PutPolicy(ctx context.Context, p policy.Policy, e audit.Event) err
 
 // DeletePolicy drops the policy of a workspace; it need not have one.
 func (db *DB) DeletePolicy(ctx context.Context, workspace string, e audit.Event) error {
-	return db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
 		_, err := tx.ExecContext(ctx, deletePolicy, workspace)
 		return recorded(ctx, tx, err, e)
 	})

@@ -100,7 +100,7 @@ func (t *transaction) stmt(ctx context.Context, query string) *sqlx.Stmt {
 	return t.StmtxContext(ctx, s)
 }
 
-// QueryContext implements sqlx.ExtContext, as the next three do.
+// QueryContext implements statements, as the next three do.
 func (t *transaction) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
 	if s := t.stmt(ctx, query); s != nil {
 		return s.QueryContext(ctx, args...)

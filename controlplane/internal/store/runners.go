@@ -6,8 +6,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/jmoiron/sqlx"
-
 	"github.com/bigwave/bigwave/controlplane/internal/fleet"
 	"github.com/bigwave/bigwave/controlplane/internal/session"
 	"github.com/bigwave/bigwave/shared/fault"
@@ -90,7 +88,7 @@ func (db *DB) Runners(ctx context.Context) ([]fleet.Runner, error) {
 
 // PutRunner inserts or replaces a runner.
 func (db *DB) PutRunner(ctx context.Context, r fleet.Runner) error {
-	return db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
 		_, err := tx.ExecContext(ctx, putRunner, session.Text(r.ID), session.Text(r.Incarnation), session.Text(r.Pool),
 			string(r.State), session.Text(r.Backend), session.Text(r.Version), pairsText(r.Labels), pairsText(r.Enforces),
 			r.Slots, r.Used, r.StartFailures, micros(r.FirstSeen), micros(r.LastBeat))
@@ -100,7 +98,7 @@ func (db *DB) PutRunner(ctx context.Context, r fleet.Runner) error {
 
 // LoseRunnerRow marks a runner as lost unless it was heard since lastBeat.
 func (db *DB) LoseRunnerRow(ctx context.Context, s fleet.Start, lastBeat time.Time) error {
-	return db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
 		n, err := affected(tx.ExecContext(ctx, loseRunner, s.Runner, s.Incarnation, micros(lastBeat)))
 		if err == nil && n == 0 {
 			return fault.New(fault.Conflict, "the runner was heard again")

@@ -389,7 +389,7 @@ func (db *DB) AdmitRun(ctx context.Context, a run.Admission) (run.Run, session.S
 	}
 	var r run.Run
 	var row sessionRow
-	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
 		err := sqlx.GetContext(ctx, tx, &row, admitSession, a.Run.Session, micros(a.Run.CreatedAt), wantsSandbox(a.Run),
 			micros(a.StartBy), a.Principal.Workspace, onlyOwner(a))
 		if errors.Is(err, sql.ErrNoRows) {
@@ -460,7 +460,7 @@ func onlyOwner(a run.Admission) string {
 }
 
 // refusedSession says why a session admits no run.
-func refusedSession(ctx context.Context, tx sqlx.ExtContext, a run.Admission) error {
+func refusedSession(ctx context.Context, tx statements, a run.Admission) error {
 	var row sessionRow
 	err := sqlx.GetContext(ctx, tx, &row, sessionByID, a.Run.Session)
 	if errors.Is(err, sql.ErrNoRows) || err == nil && !row.session().VisibleTo(a.Principal) {
@@ -475,7 +475,7 @@ func refusedSession(ctx context.Context, tx sqlx.ExtContext, a run.Admission) er
 	return fault.New(fault.Conflict, "the session is closed; open a new one").WithCode("session_closed")
 }
 
-func insertTheRun(ctx context.Context, tx sqlx.ExtContext, r run.Run, maxOpen int) error {
+func insertTheRun(ctx context.Context, tx statements, r run.Run, maxOpen int) error {
 	result, err := tx.ExecContext(ctx, insertRun, r.ID, r.Session, r.Workspace, r.Owner, string(r.Status), r.Parallel,
 		r.Usage.Calls, micros(r.CreatedAt), micros(r.StartedAt), micros(r.FinishedAt), r.OpenCalls, r.Replica,
 		micros(r.LeaseUntil), maxOpen)
@@ -518,7 +518,7 @@ func tuples(n, width int) string {
 }
 
 // auditRefused records the calls that ended before they were inserted.
-func auditRefused(ctx context.Context, tx sqlx.ExtContext, r run.Run, e audit.Event) error {
+func auditRefused(ctx context.Context, tx statements, r run.Run, e audit.Event) error {
 	for _, c := range r.Calls {
 		if !c.Status.Final() {
 			continue
@@ -605,7 +605,7 @@ func (db *DB) SendCalls(ctx context.Context, r run.Run, s session.Session, calls
 		err := db.all(ctx, &marked, sendOne, s.ID, s.Epoch, s.Runner, s.Incarnation, micros(at), r.ID, replica, calls[0])
 		return marked, err
 	}
-	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
 		marked = nil
 		n, err := affected(tx.ExecContext(ctx, heldSession, s.ID, s.Epoch, s.Runner, s.Incarnation, micros(at)))
 		if err != nil || n == 0 {
@@ -640,7 +640,7 @@ func affected(result sql.Result, err error) (int64, error) {
 
 // MarkStarted shows a call as running.
 func (db *DB) MarkStarted(ctx context.Context, runID, call string) error {
-	return db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
 		_, err := tx.ExecContext(ctx, markStarted, runID, call)
 		return err
 	})
@@ -673,7 +673,7 @@ func (db *DB) FinishCall(ctx context.Context, o run.Outcome, f run.Finish) (run.
 	}
 	var row runStateRow
 	found := false
-	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
 		err := sqlx.GetContext(ctx, tx, &row.callState, finishCall, finishArgs(o)...)
 		if errors.Is(err, sql.ErrNoRows) {
 			found = false
@@ -738,7 +738,7 @@ func finishArgs(o run.Outcome) []any {
 }
 
 // settle counts n calls of a run as ended; the run ends with the last.
-func settle(ctx context.Context, tx sqlx.ExtContext, id string, n int, cpu, duration float64, at time.Time) (runRow, error) {
+func settle(ctx context.Context, tx statements, id string, n int, cpu, duration float64, at time.Time) (runRow, error) {
 	var row runRow
 	if err := sqlx.GetContext(ctx, tx, &row, settleRun, id, n, cpu, duration, micros(at)); err != nil {
 		return row, fmt.Errorf("settle run %s: %w", id, hideNoRows(err))
@@ -756,7 +756,7 @@ func hideNoRows(err error) error {
 
 // endCalls ends the calls that where selects, whose arguments are $7 and on,
 // and settles their runs. RunFinal is set on the last call of a run.
-func endCalls(ctx context.Context, tx sqlx.ExtContext, v session.Verdict, e ending, where string, args ...any) ([]session.EndedCall, error) {
+func endCalls(ctx context.Context, tx statements, v session.Verdict, e ending, where string, args ...any) ([]session.EndedCall, error) {
 	var rows []struct {
 		ID        string `db:"id"`
 		Run       string `db:"run_id"`
@@ -800,7 +800,7 @@ func (db *DB) EndCalls(ctx context.Context, r run.Run, calls []string, from []ru
 		statuses = sentStatuses
 	}
 	var ended []session.EndedCall
-	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
 		ended = nil
 		for _, id := range calls {
 			more, err := endCalls(ctx, tx, v, endingOf(f), `calls.id = $7 AND calls.run_id = $8 AND calls.status IN (`+statuses+`)`, id, r.ID)
@@ -817,7 +817,7 @@ func (db *DB) EndCalls(ctx context.Context, r run.Run, calls []string, from []ru
 // CancelRun ends the run's pending calls and marks it as cancelled.
 func (db *DB) CancelRun(ctx context.Context, r run.Run, reason string, v session.Verdict, f run.Finish) ([]session.EndedCall, error) {
 	var ended []session.EndedCall
-	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
 		// A call that is being sent meanwhile is seen by whoever gives the cancel orders.
 		n, err := affected(tx.ExecContext(ctx, cancelRun, r.ID, reason))
 		if err != nil || n == 0 {
@@ -843,7 +843,7 @@ func (db *DB) CancelRun(ctx context.Context, r run.Run, reason string, v session
 func (db *DB) LoseRunner(ctx context.Context, l run.Loss) ([]session.EndedCall, []string, error) {
 	var ended []session.EndedCall
 	var sessions []string
-	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
 		ended, sessions = nil, nil
 		var rows []sessionRow
 		if err := sqlx.SelectContext(ctx, tx, &rows, loseSessions, l.Runner, l.Incarnation); err != nil {
@@ -880,7 +880,7 @@ func (db *DB) LoseRunner(ctx context.Context, l run.Loss) ([]session.EndedCall, 
 // RenewLeases lists the open runs of replica and renews their leases.
 func (db *DB) RenewLeases(ctx context.Context, replica string, until time.Time) ([]string, error) {
 	var ids []string
-	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
 		ids = nil
 		return sqlx.SelectContext(ctx, tx, &ids, renewLeases, replica, micros(until))
 	})
@@ -894,7 +894,7 @@ func (db *DB) TakeRuns(ctx context.Context, replica string, now, until time.Time
 		every = 1
 	}
 	var ids []string
-	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
 		ids = nil
 		return sqlx.SelectContext(ctx, tx, &ids, takeRuns, replica, micros(now), micros(until), every, limit)
 	})

@@ -161,7 +161,7 @@ const (
 
 // InsertSession adds a new session.
 func (db *DB) InsertSession(ctx context.Context, s session.Session, e audit.Event) error {
-	return db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
 		_, err := tx.ExecContext(ctx, insertSession, s.ID, s.Workspace, s.Owner, string(s.Status),
 			s.IdleTTL.Microseconds(), micros(s.CreatedAt), micros(s.LastUsedAt), micros(s.ExpiresAt))
 		if unreferenced(err) {
@@ -236,7 +236,7 @@ func (db *DB) moveSession(ctx context.Context, e audit.Event, otherwise, code, q
 		}
 		return row.session(), err
 	}
-	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
 		err := sqlx.GetContext(ctx, tx, &row, query, args...)
 		if errors.Is(err, sql.ErrNoRows) {
 			return fault.New(fault.Conflict, "%s", otherwise).WithCode(code)
@@ -254,7 +254,7 @@ func (db *DB) moveSession(ctx context.Context, e audit.Event, otherwise, code, q
 func (db *DB) EndSession(ctx context.Context, e session.Ending) (session.Session, []session.EndedCall, error) {
 	var row sessionRow
 	var ended []session.EndedCall
-	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
 		ended = nil
 		err := sqlx.GetContext(ctx, tx, &row, endSession, endSessionArgs(e)...)
 		if errors.Is(err, sql.ErrNoRows) {
@@ -313,7 +313,7 @@ func endSessionArgs(e session.Ending) []any {
 // BeginStart gives a session without a sandbox a new epoch.
 func (db *DB) BeginStart(ctx context.Context, id string, epoch int64, now, startBy time.Time) (session.Session, bool, error) {
 	var row sessionRow
-	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
 		return sqlx.GetContext(ctx, tx, &row, beginStart, id, epoch, micros(now), micros(startBy))
 	})
 	if errors.Is(err, sql.ErrNoRows) {
@@ -350,5 +350,5 @@ func (db *DB) StaleStarts(ctx context.Context, t time.Time, limit int) ([]sessio
 
 // InsertEvent records an event that changes nothing else.
 func (db *DB) InsertEvent(ctx context.Context, e audit.Event) error {
-	return db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error { return auditInsert(ctx, tx, e) })
+	return db.tx(ctx, func(ctx context.Context, tx statements) error { return auditInsert(ctx, tx, e) })
 }

@@ -39,7 +39,7 @@ type DB struct {
 	timeout  time.Duration
 	migrated atomic.Bool
 	prepared prepared
-	writer   chan struct{} // SQLite: held by the one transaction that writes; nil on PostgreSQL
+	writer   *writer // of SQLite; nil on PostgreSQL
 }
 
 // Open connects and brings the schema up to date. The file and the folder of
@@ -102,7 +102,6 @@ func (db *DB) openSQLite(u *url.URL) error {
 	}
 	f.Close()
 	settings := url.Values{
-		"_txlock": {"immediate"},
 		// A checkpoint waits for the disk, and one commit in so many waits for it: 4000 pages are about 250 calls.
 		"_pragma": {"busy_timeout(5000)", "journal_mode(WAL)", "synchronous(NORMAL)", "wal_autocheckpoint(4000)", "foreign_keys(1)"},
 	}
@@ -111,7 +110,7 @@ func (db *DB) openSQLite(u *url.URL) error {
 	if err != nil {
 		return fault.Wrap(err, fault.Unavailable, "the database file can't be opened")
 	}
-	db.db, db.dialect, db.writer = sqlite, goose.DialectSQLite3, make(chan struct{}, 1)
+	db.db, db.dialect, db.writer = sqlite, goose.DialectSQLite3, newWriter()
 	db.limit(4)
 	return nil
 }
@@ -184,7 +183,18 @@ func (db *DB) Ready(ctx context.Context) error {
 }
 
 // Close lets go of every connection.
-func (db *DB) Close() error { return db.db.Close() }
+func (db *DB) Close() error {
+	if db.writer != nil {
+		db.writer.close()
+	}
+	return db.db.Close()
+}
+
+// statements runs them, in a transaction or outside of one.
+type statements interface {
+	sqlx.QueryerContext
+	sqlx.ExecerContext
+}
 
 // bounded gives a read or a transaction its deadline.
 func (db *DB) bounded(ctx context.Context) (context.Context, context.CancelFunc, error) {
@@ -259,7 +269,7 @@ func (db *DB) oneStatement() bool { return db.dialect == goose.DialectPostgres }
 // one that writes from its start; on PostgreSQL it is READ COMMITTED, so what
 // must not change in between belongs into the WHERE of an UPDATE. work must
 // not call methods of db.
-func (db *DB) tx(ctx context.Context, work func(ctx context.Context, tx sqlx.ExtContext) error) error {
+func (db *DB) tx(ctx context.Context, work func(ctx context.Context, tx statements) error) error {
 	asked := ctx
 	ctx, cancel, err := db.bounded(ctx)
 	if err != nil {
@@ -267,12 +277,10 @@ func (db *DB) tx(ctx context.Context, work func(ctx context.Context, tx sqlx.Ext
 	}
 	defer cancel()
 	if db.writer != nil {
-		select {
-		case db.writer <- struct{}{}:
-			defer func() { <-db.writer }()
-		case <-asked.Done():
-			return border(asked.Err())
+		if err := db.writer.take(asked); err != nil {
+			return border(err)
 		}
+		defer db.writer.leave()
 	}
 	dead, conflicts := 0, 0
 	for {
@@ -292,7 +300,10 @@ func (db *DB) tx(ctx context.Context, work func(ctx context.Context, tx sqlx.Ext
 }
 
 // once tries the transaction once; committing tells an error of the commit.
-func (db *DB) once(ctx context.Context, work func(context.Context, sqlx.ExtContext) error) (committing bool, err error) {
+func (db *DB) once(ctx context.Context, work func(context.Context, statements) error) (committing bool, err error) {
+	if db.writer != nil {
+		return db.writer.once(ctx, db.db, work)
+	}
 	begun, err := db.db.BeginTxx(ctx, nil)
 	if err != nil {
 		return false, err

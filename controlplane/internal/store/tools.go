@@ -84,7 +84,7 @@ func (db *DB) PutWorkspaceTool(ctx context.Context, workspace string, s tool.Spe
 			return tool.Spec{}, err
 		}
 	}
-	err := db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
 		err := sqlx.GetContext(ctx, tx, &s.Revision, nextToolRevision, workspace)
 		if err != nil {
 			return missing(err, "workspace", workspace)
@@ -108,7 +108,7 @@ func (db *DB) PutWorkspaceTool(ctx context.Context, workspace string, s tool.Spe
 
 // DeleteWorkspaceTool removes a tool; NotFound when there is none.
 func (db *DB) DeleteWorkspaceTool(ctx context.Context, workspace, name string, ifRevision int64, e audit.Event) error {
-	return db.tx(ctx, func(ctx context.Context, tx sqlx.ExtContext) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
 		var next int64
 		if err := sqlx.GetContext(ctx, tx, &next, nextToolRevision, workspace); err != nil {
 			return missing(err, "tool", name)
@@ -129,7 +129,7 @@ func (db *DB) DeleteWorkspaceTool(ctx context.Context, workspace, name string, i
 }
 
 // toolRevision is the revision of a tool, 0 when there is none.
-func toolRevision(ctx context.Context, tx sqlx.ExtContext, workspace, name string) (int64, error) {
+func toolRevision(ctx context.Context, tx statements, workspace, name string) (int64, error) {
 	var revision int64
 	err := sqlx.GetContext(ctx, tx, &revision, revisionOfTool, workspace, name)
 	if errors.Is(err, sql.ErrNoRows) {

@@ -1,0 +1,152 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+
+	"github.com/jmoiron/sqlx"
+)
+
+// writer is the one connection on which SQLite is written, with its statements
+// prepared. database/sql's own transactions start a goroutine for themselves
+// and one for each query, and that costs as much as the writing.
+//
+// Who holds turn has the rest to itself.
+type writer struct {
+	turn  chan struct{}
+	conn  *sqlx.Conn // nil: not yet, or lost
+	stmts map[string]*sqlx.Stmt
+}
+
+func newWriter() *writer { return &writer{turn: make(chan struct{}, 1)} }
+
+// take waits for the turn, at most until ctx ends; give it back with leave.
+func (w *writer) take(ctx context.Context) error {
+	select {
+	case w.turn <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case w.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (w *writer) leave() { <-w.turn }
+
+// once tries work in a transaction once; committing tells an error of the commit.
+func (w *writer) once(ctx context.Context, db *sqlx.DB, work func(context.Context, statements) error) (committing bool, err error) {
+	if w.conn == nil {
+		if w.conn, err = db.Connx(ctx); err != nil {
+			return false, err
+		}
+		w.stmts = map[string]*sqlx.Stmt{}
+	}
+	if _, err := w.ExecContext(ctx, "BEGIN IMMEDIATE"); err != nil {
+		w.drop()
+		return false, err
+	}
+	open := true
+	defer func() {
+		if open {
+			w.rollback(ctx)
+		}
+	}()
+	if err := work(ctx, w); err != nil {
+		return false, err
+	}
+	if _, err := w.ExecContext(ctx, "COMMIT"); err != nil {
+		return true, err
+	}
+	open = false
+	return false, nil
+}
+
+// rollback undoes what is open; a connection that can't is of no use any more.
+func (w *writer) rollback(ctx context.Context) {
+	if _, err := w.ExecContext(ctx, "ROLLBACK"); err != nil {
+		w.drop()
+	}
+}
+
+// drop closes the connection; the next transaction opens another.
+func (w *writer) drop() {
+	if w.conn == nil {
+		return
+	}
+	for _, s := range w.stmts {
+		_ = s.Close() // goes with its connection
+	}
+	_ = w.conn.Raw(func(any) error { return errDrop })
+	_ = w.conn.Close()
+	w.conn, w.stmts = nil, nil
+}
+
+// stmt is the prepared form of query; nil with an error when it can't be.
+func (w *writer) stmt(ctx context.Context, query string) (*sqlx.Stmt, error) {
+	if s := w.stmts[query]; s != nil {
+		return s, nil
+	}
+	s, err := w.conn.PreparexContext(ctx, query)
+	if err == nil && len(w.stmts) < maxPrepared {
+		w.stmts[query] = s
+	}
+	return s, err
+}
+
+// forget closes a statement that stmt did not keep.
+func (w *writer) forget(query string, s *sqlx.Stmt) {
+	if w.stmts[query] != s {
+		_ = s.Close()
+	}
+}
+
+// QueryContext implements statements, as the next three do.
+func (w *writer) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	s, err := w.stmt(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	defer w.forget(query, s)
+	return s.QueryContext(ctx, args...)
+}
+
+// QueryxContext is QueryContext with sqlx's rows.
+func (w *writer) QueryxContext(ctx context.Context, query string, args ...any) (*sqlx.Rows, error) {
+	s, err := w.stmt(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	defer w.forget(query, s)
+	return s.QueryxContext(ctx, args...)
+}
+
+// QueryRowxContext is QueryxContext for one row.
+func (w *writer) QueryRowxContext(ctx context.Context, query string, args ...any) *sqlx.Row {
+	s, err := w.stmt(ctx, query)
+	if err != nil {
+		return w.conn.QueryRowxContext(ctx, query, args...) // tells the error
+	}
+	defer w.forget(query, s)
+	return s.QueryRowxContext(ctx, args...)
+}
+
+// ExecContext runs a statement without rows.
+func (w *writer) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	s, err := w.stmt(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	defer w.forget(query, s)
+	return s.ExecContext(ctx, args...)
+}
+
+// close waits for the transaction that is open and closes the connection.
+func (w *writer) close() {
+	w.turn <- struct{}{}
+	defer w.leave()
+	w.drop()
+}
