@@ -27,7 +27,7 @@ import (
 type Config struct {
 	URL      string        // "sqlite:///abs/path.db" or "postgres://…"; may hold a password, so it is never shown
 	MaxConns int           // connections kept; 0: 4 for SQLite, 16 for PostgreSQL
-	Timeout  time.Duration // the longest that one read or transaction may take; 0: 10 s
+	Timeout  time.Duration // the longest that PostgreSQL may take to answer; 0: 10 s
 }
 
 // DB is the database. All methods may be called from several goroutines.
@@ -39,7 +39,8 @@ type DB struct {
 	timeout  time.Duration
 	migrated atomic.Bool
 	prepared prepared
-	writer   *writer // of SQLite; nil on PostgreSQL
+	writer   *writer       // of SQLite; nil on PostgreSQL
+	places   chan struct{} // PostgreSQL: one for each connection, so that nobody waits for one without an end
 }
 
 // Open connects and brings the schema up to date. The file and the folder of
@@ -86,6 +87,9 @@ func New(cfg Config) (*DB, error) {
 func (db *DB) limit(conns int) {
 	db.db.SetMaxOpenConns(conns)
 	db.db.SetMaxIdleConns(conns)
+	if db.writer == nil {
+		db.places = make(chan struct{}, conns)
+	}
 }
 
 func (db *DB) openSQLite(u *url.URL) error {
@@ -129,6 +133,7 @@ func (db *DB) openPostgres(u *url.URL) error {
 	if err != nil {
 		return fault.New(fault.Invalid, "the database URL can't be read") // the cause would quote a password
 	}
+	connector.Dialer(patient{db.timeout})
 	db.db, db.dialect = sqlx.NewDb(sql.OpenDB(connector), "postgres"), goose.DialectPostgres
 	db.limit(16)
 	db.db.SetConnMaxLifetime(30 * time.Minute)
@@ -196,18 +201,34 @@ type statements interface {
 	sqlx.ExecerContext
 }
 
-// bounded gives a read or a transaction its deadline.
-func (db *DB) bounded(ctx context.Context) (context.Context, context.CancelFunc, error) {
+// enter admits a read or a transaction, and returns the context to do it
+// under, which never ends: a connection bounds how long its server may take
+// (see patient), and SQLite how long it waits for its lock.
+func (db *DB) enter(ctx context.Context) (context.Context, func(), error) {
 	if !db.migrated.Load() {
 		return nil, nil, fault.New(fault.Unavailable, "the database is not ready yet; try again")
 	}
-	if db.writer != nil && ctx.Err() == nil {
-		// To watch a context costs a goroutine for each statement. SQLite is in
-		// this process: it answers, or gives up when its busy_timeout is over.
-		return context.WithoutCancel(ctx), func() {}, nil
+	if ctx.Err() != nil {
+		return nil, nil, border(ctx.Err())
+	}
+	free := context.WithoutCancel(ctx)
+	if db.places == nil {
+		return free, func() {}, nil
+	}
+	leave := func() { <-db.places }
+	select {
+	case db.places <- struct{}{}:
+		return free, leave, nil
+	default:
 	}
 	ctx, cancel := context.WithTimeout(ctx, db.timeout)
-	return ctx, cancel, nil
+	defer cancel()
+	select {
+	case db.places <- struct{}{}:
+		return free, leave, nil
+	case <-ctx.Done():
+		return nil, nil, border(ctx.Err())
+	}
 }
 
 // get reads one row into dest; sql.ErrNoRows when there is none.
@@ -235,11 +256,11 @@ func (db *DB) all(ctx context.Context, dest any, query string, args ...any) erro
 }
 
 func (db *DB) read(ctx context.Context, query func(context.Context) error) error {
-	ctx, cancel, err := db.bounded(ctx)
+	ctx, leave, err := db.enter(ctx)
 	if err != nil {
 		return err
 	}
-	defer cancel()
+	defer leave()
 	err = query(ctx)
 	for range staleRetries {
 		if !stale(err) && !db.prepared.forget(err) {
@@ -271,11 +292,11 @@ func (db *DB) oneStatement() bool { return db.dialect == goose.DialectPostgres }
 // not call methods of db.
 func (db *DB) tx(ctx context.Context, work func(ctx context.Context, tx statements) error) error {
 	asked := ctx
-	ctx, cancel, err := db.bounded(ctx)
+	ctx, leave, err := db.enter(ctx)
 	if err != nil {
 		return err
 	}
-	defer cancel()
+	defer leave()
 	if db.writer != nil {
 		if err := db.writer.take(asked); err != nil {
 			return border(err)
