@@ -12,7 +12,7 @@ import (
 const (
 	frameSize  = 32 << 10              // a frame is sent when it is so large,
 	frameAge   = 20 * time.Millisecond // or when its first byte waits so long;
-	firstAge   = 2 * time.Millisecond  // the first one sooner
+	firstAge   = 2 * time.Millisecond  // the first byte of all sooner
 	frameQueue = 1 << 20               // bytes that wait at most; more is dropped
 	closeWait  = 100 * time.Millisecond
 )
@@ -33,8 +33,8 @@ type Frames struct {
 	carry   map[string][]byte // the beginning of a character, by stream
 	n       int64
 	timer   *time.Timer
-	soon    bool // the timer is set to fire at once
-	sent    bool // something was published before
+	due     time.Time // when the timer fires
+	spoken  bool      // output was published before
 	started bool // FrameStarted is out or waits
 	closed  bool
 	sending sync.Mutex // held while publishing
@@ -127,16 +127,24 @@ func (f *Frames) arm() {
 	switch {
 	case len(f.queue) == 0 || f.closed:
 	case f.timer == nil:
-		age := frameAge
-		if !f.sent {
-			age = firstAge
-		}
-		f.soon = false
-		f.timer = time.AfterFunc(age, f.tick)
-	case f.queued >= frameSize && !f.soon:
-		f.soon = true
-		f.timer.Reset(0)
+		f.due = time.Now().Add(f.age())
+		f.timer = time.AfterFunc(f.age(), f.tick)
+	case time.Until(f.due) > f.age():
+		f.due = time.Now().Add(f.age())
+		f.timer.Reset(f.age())
 	}
+}
+
+// age is how long what waits may wait. That the program runs is no news worth
+// a message of its own while its first output may come with it.
+func (f *Frames) age() time.Duration {
+	switch {
+	case f.queued >= frameSize:
+		return 0
+	case f.queued > 0 && !f.spoken:
+		return firstAge
+	}
+	return frameAge
 }
 
 func (f *Frames) tick() {
@@ -174,7 +182,7 @@ func (f *Frames) take() (wire.Frame, bool) {
 	frame := f.queue[0]
 	f.queue = f.queue[1:]
 	f.queued -= len(frame.Data)
-	f.sent = true
+	f.spoken = f.spoken || frame.Kind == wire.FrameOutput
 	return frame, true
 }
 
