@@ -39,16 +39,44 @@ func (s *Service) Apply(ctx context.Context, o Outcome) error {
 	if err != nil {
 		return s.reject(ctx, o, "", err)
 	}
-	ended, ok, err := s.Store.FinishCall(ctx, o, s.finish("runner:"+o.Runner, "report"))
+	finish := s.finish("runner:"+o.Runner, "report")
+	ended, ok, err := s.Store.FinishCall(ctx, o, finish)
 	if err != nil {
 		return err
 	}
 	if !ok {
 		return s.explain(ctx, o)
 	}
-	s.hub.finish(ended)
+	s.hub.finish(ended, s.whole(o, ended.RunStatus, finish.At))
 	s.notify([]session.EndedCall{ended.EndedCall})
 	return nil
+}
+
+// whole is the run that o has ended, as the database now has it, without
+// asking there: when it is one of a single call, driven here and admitted to
+// the sandbox that reports. Nil: ask.
+func (s *Service) whole(o Outcome, status Status, at time.Time) *Run {
+	s.mu.Lock()
+	var admitted *snapshot
+	if d := s.mine[o.Run]; d != nil {
+		admitted = d.admitted
+	}
+	s.mu.Unlock()
+	if admitted == nil || status != Finished || len(admitted.run.Calls) != 1 {
+		return nil
+	}
+	r, c := admitted.run, admitted.session
+	call := r.Calls[0]
+	if call.ID != o.Call || call.Epoch != o.Epoch || call.Incarnation != o.Incarnation {
+		return nil
+	}
+	call.Status, call.Result = o.Status, o.Result
+	call.Result.Backend, call.Result.Isolation, call.Result.ImageDigest = c.Backend, c.Isolation, c.ImageDigest
+	call.Result.PolicyDigest, call.Result.Enforced = c.PolicyDigest, c.Enforced
+	r.Calls, r.OpenCalls = []Call{call}, 0
+	r.Status, r.FinishedAt = status, at
+	r.Usage.CPUMS, r.Usage.DurationMS = o.Result.CPUMS, o.Result.DurationMS
+	return &r
 }
 
 var (

@@ -23,6 +23,7 @@ type driver struct {
 	id, session, owner, workspace string
 	l                             *listener
 	first                         *snapshot // what Start has stored just now; nil: look
+	admitted                      *snapshot // that too, for good; nil: taken over
 
 	invocations map[string]tool.Invocation // by call; calls of a run that was taken over are prepared anew
 	flights     map[string]*flight         // by call; those that a runner may have
@@ -71,6 +72,7 @@ func (s *Service) enlist(d *driver) bool {
 func (s *Service) launch(d *driver) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	d.admitted = d.first
 	if s.begin != nil { // else the run waits for who takes it over
 		s.begin(d)
 	}

@@ -50,8 +50,9 @@ func (h *hub) drop(l *listener, ids ...string) {
 // wake wakes who waits for id; final says that it is a run that is final.
 func (h *hub) wake(id string, final bool) { h.tell(id, final, nil) }
 
-// finish wakes who waits for the run whose call ended.
-func (h *hub) finish(e Ended) { h.tell(e.Run, e.RunFinal, e.Whole) }
+// finish wakes who waits for the run whose call ended; whole is the run as the
+// database now has it, if that is known.
+func (h *hub) finish(e Ended, whole *Run) { h.tell(e.Run, e.RunFinal, whole) }
 
 func (h *hub) tell(id string, final bool, whole *Run) {
 	h.mu.Lock()

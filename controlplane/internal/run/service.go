@@ -73,10 +73,10 @@ type Finish struct {
 	NewID  func() string // of the audit event, without prefix
 }
 
-// Ended is a call that a report ended.
+// Ended is a call that a report ended, and how its run stands then.
 type Ended struct {
 	session.EndedCall
-	Whole *Run // the run as Store.Run finds it now, when it is final and this was its only call
+	RunStatus Status
 }
 
 // Loss is the end of one start of a runner.
@@ -420,5 +420,8 @@ func (s *Service) notify(ended []session.EndedCall) {
 }
 
 func (s *Service) finish(actor, detail string) Finish {
-	return Finish{At: s.Now(), Actor: actor, Detail: detail, NewID: s.NewID}
+	return Finish{At: s.now(), Actor: actor, Detail: detail, NewID: s.NewID}
 }
+
+// now is the time as the database keeps it.
+func (s *Service) now() time.Time { return s.Now().UTC().Truncate(time.Microsecond) }

@@ -2,6 +2,7 @@ package run_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"math"
 	"slices"
@@ -562,4 +563,58 @@ func TestCancel(t *testing.T) {
 			t.Errorf("got %s %v", r.Status, statuses(r))
 		}
 	})
+}
+
+// TestTheAnswerIsWhatIsKept: who waits for a run of one call is answered from
+// memory, with just what the database gives to who asks later.
+func TestTheAnswerIsWhatIsKept(t *testing.T) {
+	each(t, func(t *testing.T, w *world) {
+		s := w.live()
+		seven, limit := 7, int64(64)
+		for name, ends := range map[string]struct {
+			status run.CallStatus
+			result run.Result
+		}{
+			"ok":     {run.OK, run.Result{ExitCode: new(int), Stdout: []byte("a\x00\xff"), StdoutBytes: 3, DurationMS: 1.25, CPUMS: 0.5, MemoryPeak: 9}},
+			"empty":  {run.OK, run.Result{ExitCode: new(int), Stdout: []byte{}, Denials: []run.Denial{}}},
+			"value":  {run.OK, run.Result{Value: []byte{}, HasValue: true, Encoding: "base64"}},
+			"error":  {run.Error, run.Result{ExitCode: &seven, Stderr: []byte("no"), StderrBytes: 5, Truncated: true}},
+			"signal": {run.Error, run.Result{Signal: "SIGSEGV"}},
+			"oom":    {run.OOMKilled, run.Result{OOMKills: 2, Error: &run.Failure{Code: "memory_limit", Message: "m", Field: "memory_mb", Limit: &limit}}},
+			"denied": {run.Denied, run.Result{Denials: []run.Denial{{Kind: "dns", Target: "x\x00", Reason: "\xff"}}}},
+		} {
+			w.runner.set(func(r *runner) {
+				r.result = func(run.Call) (run.CallStatus, run.Result) { return ends.status, ends.result }
+			})
+			answered := w.finish(s, calls("shell_exec"))
+			kept, err := w.db.Run(t.Context(), answered.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answered.LeaseUntil = kept.LeaseUntil // renewed meanwhile
+			if a, b := shown(t, answered), shown(t, kept); a != b {
+				t.Errorf("%s:\nanswered %s\nkept     %s", name, a, b)
+			}
+		}
+	})
+}
+
+// shown is r as text; bytes that are empty and bytes that are not there are the same.
+func shown(t *testing.T, r run.Run) string {
+	for i := range r.Calls {
+		c := &r.Calls[i].Result
+		for _, b := range []*[]byte{&c.Stdout, &c.Stderr, &c.Value} {
+			if *b == nil {
+				*b = []byte{}
+			}
+		}
+		if len(c.Denials) == 0 {
+			c.Denials = nil
+		}
+	}
+	text, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }

@@ -35,7 +35,7 @@ func (s *Service) Start(ctx context.Context, p identity.Principal, sessionID str
 		s.dismiss(d)
 		return Run{}, fault.New(fault.Unavailable, "the control plane is starting or stopping; try again")
 	}
-	now := s.Now()
+	now := s.now()
 	r, c, err := s.Store.AdmitRun(ctx, Admission{
 		Run: r, Principal: p, MaxOpen: s.MaxOpen, StartBy: now.Add(s.ClaimWait),
 		Event: audit.Event{
@@ -59,7 +59,7 @@ func (s *Service) Start(ctx context.Context, p identity.Principal, sessionID str
 		return r, nil
 	}
 	d.first = &snapshot{run: r, session: c}
-	d.announce = c.Status == session.Starting && c.Runner == "" && c.StartBy.Equal(now.Add(s.ClaimWait).Truncate(time.Microsecond))
+	d.announce = c.Status == session.Starting && c.Runner == "" && c.StartBy.Equal(now.Add(s.ClaimWait))
 	s.launch(d)
 	return r, nil
 }
@@ -89,8 +89,8 @@ func (q Request) check() error {
 func (s *Service) prepare(p identity.Principal, sessionID string, q Request, registry tool.Registry) (Run, map[string]tool.Invocation, error) {
 	r := Run{
 		ID: "run_" + s.NewID(), Session: sessionID, Workspace: p.Workspace, Owner: p.UserID,
-		Status: Queued, Parallel: q.Parallel, Usage: Usage{Calls: len(q.Calls)}, CreatedAt: s.Now(),
-		Replica: s.Replica, LeaseUntil: s.Now().Add(s.Pace.withDefaults().Lease),
+		Status: Queued, Parallel: q.Parallel, Usage: Usage{Calls: len(q.Calls)}, CreatedAt: s.now(),
+		Replica: s.Replica, LeaseUntil: s.now().Add(s.Pace.withDefaults().Lease),
 	}
 	invocations := map[string]tool.Invocation{}
 	for i, want := range q.Calls {

@@ -286,7 +286,8 @@ const (
 			AND calls.runner = $27 AND calls.incarnation = $28 AND calls.status IN (` + sentStatuses + `)
 			AND s.id = $25 AND s.epoch = $26 AND s.runner = $27 AND s.incarnation = $28
 			AND s.output_bytes_limit >= $29
-		RETURNING ` + callColumns
+		RETURNING calls.id AS call_id, calls.run_id AS call_run, calls.workspace_id AS call_workspace,
+			calls.status AS call_status, calls.policy_digest`
 	// settleRun counts $2 calls of the run as ended and ends it with the last.
 	settleRun = `
 		UPDATE runs SET open_calls = runs.open_calls - $2, usage_cpu_ms = runs.usage_cpu_ms + $3,
@@ -294,7 +295,7 @@ const (
 			finished_at = CASE WHEN runs.open_calls = $2 THEN $5 ELSE runs.finished_at END,
 			status = CASE WHEN runs.open_calls <> $2 THEN runs.status WHEN runs.cancel_reason <> '' THEN 'cancelled' ELSE 'finished' END
 		WHERE runs.id = $1 AND runs.open_calls >= $2
-		RETURNING ` + runColumns
+		RETURNING runs.status`
 	// finishAndSettle is finishCall, settleRun and the audit event in one
 	// statement, and so in one round trip to PostgreSQL.
 	finishAndSettle = `
@@ -305,14 +306,14 @@ const (
 				finished_at = CASE WHEN runs.open_calls = 1 THEN $30 ELSE runs.finished_at END,
 				status = CASE WHEN runs.open_calls <> 1 THEN runs.status WHEN runs.cancel_reason <> '' THEN 'cancelled' ELSE 'finished' END
 			FROM c WHERE runs.id = c.call_run
-			RETURNING ` + runColumns + `
+			RETURNING runs.status
 		), a AS (
 			INSERT INTO audit_events (id, at, workspace_id, actor, action, object, outcome, policy_digest, detail)
 			SELECT CAST($31 AS TEXT), CAST($30 AS BIGINT), c.call_workspace, CAST($32 AS TEXT), CAST($33 AS TEXT),
 				c.call_id, c.call_status, c.policy_digest, CAST($34 AS TEXT)
 			FROM c
 		)
-		SELECT r.*, c.* FROM r, c`
+		SELECT status FROM r`
 	// endTheCalls ends calls by our own word; which ones, is added.
 	endTheCalls = `
 		UPDATE calls SET status = $1, error_code = $2, error_message = $3, error_field = $4, retryable = $5,
@@ -671,10 +672,11 @@ func (db *DB) FinishCall(ctx context.Context, o run.Outcome, f run.Finish) (run.
 	if ended, err := db.finishAndSettle(ctx, o, f); settled(err) {
 		return ended, err == nil, err
 	}
-	var row runStateRow
+	var row finishedRow
+	var status run.Status
 	found := false
 	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
-		err := sqlx.GetContext(ctx, tx, &row.callState, finishCall, finishArgs(o)...)
+		err := sqlx.GetContext(ctx, tx, &row, finishCall, finishArgs(o)...)
 		if errors.Is(err, sql.ErrNoRows) {
 			found = false
 			return nil
@@ -683,15 +685,24 @@ func (db *DB) FinishCall(ctx context.Context, o run.Outcome, f run.Finish) (run.
 			return err
 		}
 		found = true
-		if row.runRow, err = settle(ctx, tx, o.Run, 1, o.Result.CPUMS, o.Result.DurationMS, f.At); err != nil {
+		if status, err = settle(ctx, tx, o.Run, 1, o.Result.CPUMS, o.Result.DurationMS, f.At); err != nil {
 			return err
 		}
-		return auditInsert(ctx, tx, endingOf(f).event(o.Call, row.callState.Workspace, string(o.Status), row.PolicyDigest))
+		return auditInsert(ctx, tx, endingOf(f).event(o.Call, row.Workspace, string(o.Status), row.PolicyDigest))
 	})
 	if err != nil || !found {
 		return run.Ended{}, false, err
 	}
-	return finished(row, o), true, nil
+	return ended(o, status), true, nil
+}
+
+// finishedRow is what finishCall says of its call.
+type finishedRow struct {
+	ID           string `db:"call_id"`
+	Run          string `db:"call_run"`
+	Workspace    string `db:"call_workspace"`
+	Status       string `db:"call_status"`
+	PolicyDigest string `db:"policy_digest"`
 }
 
 // finishAndSettle is FinishCall in one statement, where that is possible.
@@ -699,25 +710,19 @@ func (db *DB) finishAndSettle(ctx context.Context, o run.Outcome, f run.Finish) 
 	if !db.oneStatement() {
 		return run.Ended{}, sql.ErrNoRows
 	}
-	var row runStateRow
+	var status run.Status
 	args := append(finishArgs(o), micros(f.At), "aud_"+f.NewID(), f.Actor, audit.CallFinished, f.Detail)
-	if err := db.get(ctx, &row, finishAndSettle, args...); err != nil {
+	if err := db.get(ctx, &status, finishAndSettle, args...); err != nil {
 		return run.Ended{}, err
 	}
-	return finished(row, o), nil
+	return ended(o, status), nil
 }
 
-// finished is what o has brought about.
-func finished(row runStateRow, o run.Outcome) run.Ended {
-	r := row.run()
-	out := run.Ended{EndedCall: session.EndedCall{Session: o.Session, Run: o.Run, Call: o.Call, RunFinal: r.Status.Final()}}
-	if out.RunFinal && r.Usage.Calls == 1 {
-		call := row.call()
-		call.Result.Stdout, call.Result.Stderr, call.Result.Value = o.Result.Stdout, o.Result.Stderr, o.Result.Value
-		r.Calls = []run.Call{call}
-		out.Whole = &r
+func ended(o run.Outcome, status run.Status) run.Ended {
+	return run.Ended{
+		EndedCall: session.EndedCall{Session: o.Session, Run: o.Run, Call: o.Call, RunFinal: status.Final()},
+		RunStatus: status,
 	}
-	return out
 }
 
 func finishArgs(o run.Outcome) []any {
@@ -738,12 +743,12 @@ func finishArgs(o run.Outcome) []any {
 }
 
 // settle counts n calls of a run as ended; the run ends with the last.
-func settle(ctx context.Context, tx statements, id string, n int, cpu, duration float64, at time.Time) (runRow, error) {
-	var row runRow
-	if err := sqlx.GetContext(ctx, tx, &row, settleRun, id, n, cpu, duration, micros(at)); err != nil {
-		return row, fmt.Errorf("settle run %s: %w", id, hideNoRows(err))
+func settle(ctx context.Context, tx statements, id string, n int, cpu, duration float64, at time.Time) (run.Status, error) {
+	var status run.Status
+	if err := sqlx.GetContext(ctx, tx, &status, settleRun, id, n, cpu, duration, micros(at)); err != nil {
+		return status, fmt.Errorf("settle run %s: %w", id, hideNoRows(err))
 	}
-	return row, nil
+	return status, nil
 }
 
 // hideNoRows makes a missing row an error of ours: the counts are wrong.
@@ -780,11 +785,11 @@ func endCalls(ctx context.Context, tx statements, v session.Verdict, e ending, w
 	}
 	final := map[string]bool{}
 	for _, id := range slices.Sorted(maps.Keys(left)) {
-		row, err := settle(ctx, tx, id, left[id], 0, 0, e.at)
+		status, err := settle(ctx, tx, id, left[id], 0, 0, e.at)
 		if err != nil {
 			return nil, err
 		}
-		final[id] = run.Status(row.Status).Final()
+		final[id] = status.Final()
 	}
 	for i, r := range rows {
 		left[r.Run]--
