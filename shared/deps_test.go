@@ -25,6 +25,7 @@ var rules = []struct {
 	{dir: "../controlplane", deny: []string{"github.com/bigwave/bigwave/runner"}, why: "the two sides meet only in shared"},
 	{dir: "../runner", deny: []string{"github.com/bigwave/bigwave/controlplane", "github.com/bigwave/bigwave/migrations", "database/sql", "github.com/jmoiron/sqlx"}, why: "a runner has no database and does not know the control plane"},
 	{dir: "../shared/wire", deny: []string{"github.com/bigwave"}, why: "contracts import nothing of ours"},
+	{dir: "../shared/settings", deny: []string{"github.com/bigwave"}, why: "contracts import nothing of ours"},
 	{dir: "../shared/fault", deny: []string{"github.com/bigwave"}, why: "contracts import nothing of ours"},
 	{dir: "../runner/internal/sandbox/sandbox.go", deny: []string{"github.com/bigwave"}, why: "contracts import nothing of ours"},
 	{dir: "../runner/internal/inside", deny: []string{"github.com/", "golang.org/"}, why: "it runs inside the sandbox: standard library only"},
@@ -75,6 +76,8 @@ var homes = []struct {
 	why        string
 }{
 	{"github.com/bigwave/bigwave/shared/wire", "../controlplane", []string{"internal/dispatch"}, "domain types become wire messages in dispatch"},
+	{"github.com/bigwave/bigwave/shared/settings", "../controlplane", []string{"internal/config"}, "settings are read in one place"},
+	{"github.com/bigwave/bigwave/shared/settings", "../runner", []string{"internal/config"}, "settings are read in one place"},
 	{"github.com/labstack/echo", "../controlplane", []string{"internal/httpapi"}, "HTTP stays in httpapi"},
 	{"github.com/jmoiron/sqlx", "../controlplane", []string{"internal/store"}, "SQL stays in store"},
 	{"database/sql", "../controlplane", []string{"internal/store"}, "SQL stays in store"},

@@ -3,6 +3,7 @@ module github.com/bigwave/bigwave/shared
 go 1.26.8
 
 require (
+	github.com/caarlos0/env/v11 v11.4.2
 	github.com/go-json-experiment/json v1.27.2
 	github.com/nats-io/nats.go v1.55.0
 	github.com/secure-systems-lab/go-securesystemslib v0.11.1

@@ -4,7 +4,6 @@ package config
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -12,18 +11,14 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/caarlos0/env/v11"
-
 	"github.com/bigwave/bigwave/shared/bus"
+	"github.com/bigwave/bigwave/shared/settings"
 )
-
-const prefix = "BIGWAVE_"
 
 // Config is the settings of one control plane. The tags are the settings
 // table: env is the name without its prefix, allowed says what a value must
@@ -32,12 +27,12 @@ type Config struct {
 	Listen  string `env:"LISTEN" envDefault:"127.0.0.1:8000" allowed:"host:port" doc:"where the API listens"`
 	DataDir string `env:"DATA_DIR" derived:"$XDG_DATA_HOME/bigwave or ~/.local/share/bigwave" allowed:"a path" doc:"what must survive a restart"`
 
-	AdminToken  Secret `env:"ADMIN_TOKEN" derived:"made at the first start, kept in <data>/admin-token" allowed:"at least 16 visible ASCII characters without spaces" doc:"the bearer of the bootstrap admin"`
-	DatabaseURL Secret `env:"DATABASE_URL" derived:"sqlite://<data>/bigwave.db" allowed:"sqlite:///path/to/file.db or postgres://…" doc:"the database"`
+	AdminToken  settings.Secret `env:"ADMIN_TOKEN" derived:"made at the first start, kept in <data>/admin-token" allowed:"at least 16 visible ASCII characters without spaces" doc:"the bearer of the bootstrap admin"`
+	DatabaseURL settings.Secret `env:"DATABASE_URL" derived:"sqlite://<data>/bigwave.db" allowed:"sqlite:///path/to/file.db or postgres://…" doc:"the database"`
 
-	NATSURL        Secret `env:"NATS_URL" derived:"a server in process" allowed:"nats://…, tls://…, ws://… or wss://…" doc:"the message bus of a cluster"`
-	NATSAccessFile string `env:"NATS_ACCESS_FILE" allowed:"a path" doc:"JSON file (0600) with url, user and password of the cluster's bus"`
-	NATSListen     string `env:"NATS_LISTEN" envDefault:"127.0.0.1:0" allowed:"host:port" doc:"where the bus in process listens; port 0 is chosen once and kept"`
+	NATSURL        settings.Secret `env:"NATS_URL" derived:"a server in process" allowed:"nats://…, tls://…, ws://… or wss://…" doc:"the message bus of a cluster"`
+	NATSAccessFile string          `env:"NATS_ACCESS_FILE" allowed:"a path" doc:"JSON file (0600) with url, user and password of the cluster's bus"`
+	NATSListen     string          `env:"NATS_LISTEN" envDefault:"127.0.0.1:0" allowed:"host:port" doc:"where the bus in process listens; port 0 is chosen once and kept"`
 
 	KeyFile       string `env:"KEY_FILE" derived:"<data>/keys/controlplane.key" allowed:"a path" doc:"the key that signs orders; made when missing"`
 	RunnerKeysDir string `env:"RUNNER_KEYS_DIR" derived:"<data>/keys/runners" allowed:"a path" doc:"folder of the runners' public keys, <runner>.pub"`
@@ -65,10 +60,10 @@ type Config struct {
 // Load reads the settings from an environment, as os.Environ gives it. Errors
 // name each variable that is wrong and say what it may be. Nothing is written.
 func Load(environ []string) (Config, error) {
-	vars := env.ToMap(environ)
-	var c Config
-	if err := env.ParseWithOptions(&c, env.Options{Prefix: prefix, Environment: vars}); err != nil {
-		return Config{}, named(err)
+	vars := settings.Environ(environ)
+	c, err := settings.Parse[Config](vars)
+	if err != nil {
+		return Config{}, err
 	}
 	if err := c.place(vars); err != nil {
 		return Config{}, err
@@ -80,57 +75,41 @@ func Load(environ []string) (Config, error) {
 }
 
 // place fills in the paths that depend on other settings.
-func (c *Config) place(vars map[string]string) error {
-	home := vars["XDG_DATA_HOME"]
-	if home == "" && vars["HOME"] != "" {
-		home = filepath.Join(vars["HOME"], ".local", "share")
-	}
-	if c.DataDir == "" && home == "" {
-		return wrong("DataDir", errors.New("neither it nor HOME is set"))
-	}
-	dir, err := filepath.Abs(cmp.Or(c.DataDir, filepath.Join(home, "bigwave")))
+func (c *Config) place(vars settings.Vars) error {
+	dir, err := settings.DataDir(c.DataDir, vars)
 	if err != nil {
-		return wrong("DataDir", err)
+		return settings.Wrong[Config]("DataDir", err)
 	}
 	c.DataDir = dir
 	c.KeyFile = cmp.Or(c.KeyFile, filepath.Join(dir, "keys", "controlplane.key"))
 	c.RunnerKeysDir = cmp.Or(c.RunnerKeysDir, filepath.Join(dir, "keys", "runners"))
 	file := url.URL{Scheme: "sqlite", Path: filepath.Join(dir, "bigwave.db")}
-	c.DatabaseURL = cmp.Or(c.DatabaseURL, Secret(file.String()))
+	c.DatabaseURL = cmp.Or(c.DatabaseURL, settings.Secret(file.String()))
 	return nil
 }
 
 // check refuses what is out of range, all of it at once.
 func (c *Config) check() error {
-	var errs []error
-	for _, rule := range []struct {
-		field string
-		ok    bool
-	}{
-		{"Listen", hostPort(c.Listen)},
-		{"NATSListen", hostPort(c.NATSListen)},
-		{"AdminToken", c.AdminToken == "" || goodToken(string(c.AdminToken))},
-		{"DatabaseURL", scheme(c.DatabaseURL, "sqlite", "postgres", "postgresql")},
-		{"NATSURL", c.NATSURL == "" || scheme(c.NATSURL, "nats", "tls", "ws", "wss")},
-		{"Pool", bus.ValidRunner(c.Pool)},
-		{"SandboxMaxMemoryMB", c.SandboxMaxMemoryMB >= 16},
-		{"SandboxMaxPIDs", c.SandboxMaxPIDs >= 4},
-		{"SandboxMaxWallClockSeconds", c.SandboxMaxWallClockSeconds >= 1},
-		{"SandboxMaxOutputBytes", c.SandboxMaxOutputBytes >= 1024},
-		{"StartWait", within(c.StartWait, 100*time.Millisecond, time.Hour)},
-		{"ClaimWait", within(c.ClaimWait, 100*time.Millisecond, 10*time.Minute)},
-		{"RunnerLostAfter", within(c.RunnerLostAfter, 3*time.Second, time.Hour)},
-		{"SessionIdleTTL", within(c.SessionIdleTTL, time.Second, 720*time.Hour)},
-		{"SessionTTL", within(c.SessionTTL, time.Second, 8760*time.Hour)},
-		{"MaxRunsPerSession", within(c.MaxRunsPerSession, 1, 1000)},
-		{"LogFormat", c.LogFormat == "text" || c.LogFormat == "json"},
-		{"ShutdownGrace", within(c.ShutdownGrace, 0, 10*time.Minute)},
-	} {
-		if !rule.ok {
-			errs = append(errs, wrong(rule.field, nil))
-		}
-	}
-	return errors.Join(errs...)
+	return settings.Check[Config](map[string]bool{
+		"Listen":                     hostPort(c.Listen),
+		"NATSListen":                 hostPort(c.NATSListen),
+		"AdminToken":                 c.AdminToken == "" || goodToken(string(c.AdminToken)),
+		"DatabaseURL":                scheme(c.DatabaseURL, "sqlite", "postgres", "postgresql"),
+		"NATSURL":                    c.NATSURL == "" || scheme(c.NATSURL, "nats", "tls", "ws", "wss"),
+		"Pool":                       bus.ValidRunner(c.Pool),
+		"SandboxMaxMemoryMB":         c.SandboxMaxMemoryMB >= 16,
+		"SandboxMaxPIDs":             c.SandboxMaxPIDs >= 4,
+		"SandboxMaxWallClockSeconds": c.SandboxMaxWallClockSeconds >= 1,
+		"SandboxMaxOutputBytes":      c.SandboxMaxOutputBytes >= 1024,
+		"StartWait":                  settings.Within(c.StartWait, 100*time.Millisecond, time.Hour),
+		"ClaimWait":                  settings.Within(c.ClaimWait, 100*time.Millisecond, 10*time.Minute),
+		"RunnerLostAfter":            settings.Within(c.RunnerLostAfter, 3*time.Second, time.Hour),
+		"SessionIdleTTL":             settings.Within(c.SessionIdleTTL, time.Second, 720*time.Hour),
+		"SessionTTL":                 settings.Within(c.SessionTTL, time.Second, 8760*time.Hour),
+		"MaxRunsPerSession":          settings.Within(c.MaxRunsPerSession, 1, 1000),
+		"LogFormat":                  c.LogFormat == "text" || c.LogFormat == "json",
+		"ShutdownGrace":              settings.Within(c.ShutdownGrace, 0, 10*time.Minute),
+	})
 }
 
 // maxPolicyFile is far more than a policy is long.
@@ -144,7 +123,7 @@ func (c *Config) readPolicy() error {
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return wrong("SandboxDefaultPolicy", err)
+		return settings.Wrong[Config]("SandboxDefaultPolicy", err)
 	}
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, maxPolicyFile+1))
@@ -152,57 +131,11 @@ func (c *Config) readPolicy() error {
 		err = fmt.Errorf("%s is larger than 1 MiB", path)
 	}
 	if err != nil {
-		return wrong("SandboxDefaultPolicy", err)
+		return settings.Wrong[Config]("SandboxDefaultPolicy", err)
 	}
 	c.SandboxDefaultPolicy = string(b)
 	return nil
 }
-
-// named replaces the library's errors by ours, which name the variable.
-func named(err error) error {
-	all, ok := errors.AsType[env.AggregateError](err)
-	if !ok {
-		return err
-	}
-	var errs []error
-	for _, e := range all.Errors {
-		if p, ok := errors.AsType[env.ParseError](e); ok {
-			e = wrong(p.Name, nil)
-		}
-		errs = append(errs, e)
-	}
-	return errors.Join(errs...)
-}
-
-// wrong says what the variable of a field must be. The value isn't quoted: it
-// may be a secret in the wrong place.
-func wrong(field string, cause error) error {
-	f, _ := reflect.TypeFor[Config]().FieldByName(field)
-	err := fmt.Errorf("%s%s must be %s", prefix, f.Tag.Get("env"), f.Tag.Get("allowed"))
-	if cause != nil {
-		return fmt.Errorf("%w: %w", err, cause)
-	}
-	return err
-}
-
-// Setting is one line of the settings table.
-type Setting struct{ Name, Default, Allowed, Doc string }
-
-// Settings lists every setting, for the documentation.
-func Settings() []Setting {
-	var list []Setting
-	for f := range reflect.TypeFor[Config]().Fields() {
-		list = append(list, Setting{
-			Name:    prefix + f.Tag.Get("env"),
-			Default: cmp.Or(f.Tag.Get("envDefault"), f.Tag.Get("derived")),
-			Allowed: f.Tag.Get("allowed"),
-			Doc:     f.Tag.Get("doc"),
-		})
-	}
-	return list
-}
-
-func within[T cmp.Ordered](v, low, high T) bool { return low <= v && v <= high }
 
 func hostPort(s string) bool {
 	_, port, err := net.SplitHostPort(s)
@@ -213,10 +146,13 @@ func hostPort(s string) bool {
 	return err == nil && strconv.FormatUint(n, 10) == port
 }
 
-func scheme(s Secret, allowed ...string) bool {
+func scheme(s settings.Secret, allowed ...string) bool {
 	u, err := url.Parse(string(s))
 	if err != nil {
 		return false
 	}
 	return slices.Contains(allowed, u.Scheme) && (u.Host != "" || u.Path != "")
 }
+
+// Settings lists every setting, for the documentation.
+func Settings() []settings.Setting { return settings.List[Config]() }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bigwave/bigwave/controlplane/internal/policy"
+	"github.com/bigwave/bigwave/shared/settings"
 )
 
 func TestDefaults(t *testing.T) {
@@ -63,9 +64,9 @@ func TestABadValueNamesItsVariable(t *testing.T) {
 		"LOG_FORMAT=xml", "LOG_LEVEL=loud", "SHUTDOWN_GRACE=-1s",
 	} {
 		t.Run(bad, func(t *testing.T) {
-			_, err := Load([]string{"HOME=/home/x", prefix + bad})
+			_, err := Load([]string{"HOME=/home/x", settings.Prefix + bad})
 			name, value, _ := strings.Cut(bad, "=")
-			if err == nil || !strings.Contains(err.Error(), prefix+name+" must be ") {
+			if err == nil || !strings.Contains(err.Error(), settings.Prefix+name+" must be ") {
 				t.Fatalf("got %v", err)
 			}
 			if (name == "ADMIN_TOKEN" || strings.Contains(value, "hunter2")) && strings.Contains(err.Error(), value) {
@@ -134,7 +135,7 @@ func TestTheAdminTokenIsMadeOnceAndKept(t *testing.T) {
 		return c
 	}
 	var wg sync.WaitGroup
-	tokens := make([]Secret, 8)
+	tokens := make([]settings.Secret, 8)
 	for i := range tokens {
 		wg.Go(func() {
 			c := load()
@@ -172,7 +173,7 @@ func TestTheAdminTokenIsMadeOnceAndKept(t *testing.T) {
 func TestEverySettingIsDescribed(t *testing.T) {
 	seen := map[string]bool{}
 	for _, s := range Settings() {
-		if seen[s.Name] || s.Name == prefix || s.Allowed == "" || s.Doc == "" {
+		if seen[s.Name] || s.Name == settings.Prefix || s.Allowed == "" || s.Doc == "" {
 			t.Errorf("%+v", s)
 		}
 		seen[s.Name] = true

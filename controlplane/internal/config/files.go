@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/bigwave/bigwave/shared/settings"
 )
 
 // AdminTokenFile is where the admin token is kept when it was made here.
@@ -32,7 +34,7 @@ func (c *Config) Prepare() error {
 	if !goodToken(token) {
 		return fmt.Errorf("%s must hold at least 16 visible ASCII characters without spaces; remove it to have a new one made", c.AdminTokenFile())
 	}
-	c.AdminToken = Secret(token)
+	c.AdminToken = settings.Secret(token)
 	return nil
 }
 

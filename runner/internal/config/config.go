@@ -4,24 +4,18 @@ package config
 
 import (
 	"cmp"
-	"errors"
-	"fmt"
 	"log/slog"
 	"net/url"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/caarlos0/env/v11"
-
 	"github.com/bigwave/bigwave/shared/bus"
+	"github.com/bigwave/bigwave/shared/settings"
 )
-
-const prefix = "BIGWAVE_"
 
 // Config is the settings of one runner. The tags are the settings table: env
 // is the name without its prefix, allowed says what a value must be, doc what
@@ -32,11 +26,11 @@ type Config struct {
 	RunnerID      string `env:"RUNNER_ID" derived:"the host's name" allowed:"1 to 63 of a-z, 0-9 and -, not starting with -, and not cp" doc:"the runner's name; unique in the cluster"`
 	Pool          string `env:"POOL" envDefault:"default" allowed:"1 to 63 of a-z, 0-9 and -, not starting with -, and not cp" doc:"the pool whose sessions it takes"`
 
-	NATSURL         Secret `env:"NATS_URL" derived:"the access file's" allowed:"nats://…, tls://…, ws://… or wss://…" doc:"the message bus"`
-	NATSAccessFile  string `env:"NATS_ACCESS_FILE" derived:"<data>/nats/runner.json" allowed:"a path" doc:"JSON file (0600) with url, user and password of the bus; waited for"`
-	ControlPlaneKey string `env:"CONTROLPLANE_KEY" derived:"<data>/keys/controlplane.pub" allowed:"paths, separated by commas" doc:"public keys that may sign orders; waited for"`
-	RunnerKeyFile   string `env:"RUNNER_KEY_FILE" derived:"<runner data>/runner.key" allowed:"a path" doc:"the key that signs results; made when missing"`
-	RunnerKeysDir   string `env:"RUNNER_KEYS_DIR" derived:"<data>/keys/runners" allowed:"a path" doc:"folder in which the runner leaves its public key, when it may write there"`
+	NATSURL         settings.Secret `env:"NATS_URL" derived:"the access file's" allowed:"nats://…, tls://…, ws://… or wss://…" doc:"the message bus"`
+	NATSAccessFile  string          `env:"NATS_ACCESS_FILE" derived:"<data>/nats/runner.json" allowed:"a path" doc:"JSON file (0600) with url, user and password of the bus; waited for"`
+	ControlPlaneKey string          `env:"CONTROLPLANE_KEY" derived:"<data>/keys/controlplane.pub" allowed:"paths, separated by commas" doc:"public keys that may sign orders; waited for"`
+	RunnerKeyFile   string          `env:"RUNNER_KEY_FILE" derived:"<runner data>/runner.key" allowed:"a path" doc:"the key that signs results; made when missing"`
+	RunnerKeysDir   string          `env:"RUNNER_KEYS_DIR" derived:"<data>/keys/runners" allowed:"a path" doc:"folder in which the runner leaves its public key, when it may write there"`
 
 	Slots               int   `env:"SLOTS" envDefault:"32" allowed:"a whole number from 1 to 10000" doc:"live sandboxes at most"`
 	MaxCalls            int   `env:"MAX_CALLS" envDefault:"64" allowed:"a whole number from 1 to 10000" doc:"open calls at most"`
@@ -63,10 +57,10 @@ type Config struct {
 // Load reads the settings from an environment, as os.Environ gives it. Errors
 // name each variable that is wrong and say what it may be. Nothing is written.
 func Load(environ []string) (Config, error) {
-	vars := env.ToMap(environ)
-	var c Config
-	if err := env.ParseWithOptions(&c, env.Options{Prefix: prefix, Environment: vars}); err != nil {
-		return Config{}, named(err)
+	vars := settings.Environ(environ)
+	c, err := settings.Parse[Config](vars)
+	if err != nil {
+		return Config{}, err
 	}
 	if err := c.place(vars); err != nil {
 		return Config{}, err
@@ -75,20 +69,13 @@ func Load(environ []string) (Config, error) {
 }
 
 // place fills in what depends on other settings and on the host.
-func (c *Config) place(vars map[string]string) error {
-	home := vars["XDG_DATA_HOME"]
-	if home == "" && vars["HOME"] != "" {
-		home = filepath.Join(vars["HOME"], ".local", "share")
-	}
-	if c.DataDir == "" && home == "" {
-		return fmt.Errorf("%w: neither it nor HOME is set", wrong("DataDir"))
-	}
+func (c *Config) place(vars settings.Vars) error {
 	var err error
-	if c.DataDir, err = filepath.Abs(cmp.Or(c.DataDir, filepath.Join(home, "bigwave"))); err != nil {
-		return fmt.Errorf("%w: %w", wrong("DataDir"), err)
+	if c.DataDir, err = settings.DataDir(c.DataDir, vars); err != nil {
+		return settings.Wrong[Config]("DataDir", err)
 	}
 	if c.RunnerDataDir, err = filepath.Abs(cmp.Or(c.RunnerDataDir, filepath.Join(c.DataDir, "runner"))); err != nil {
-		return fmt.Errorf("%w: %w", wrong("RunnerDataDir"), err)
+		return settings.Wrong[Config]("RunnerDataDir", err)
 	}
 	c.RunnerID = cmp.Or(c.RunnerID, hostID())
 	if c.NATSAccessFile == "" && c.NATSURL == "" {
@@ -142,37 +129,26 @@ func split(list string) []string {
 
 // check refuses what is out of range, all of it at once.
 func (c *Config) check() error {
-	var errs []error
-	for _, rule := range []struct {
-		field string
-		ok    bool
-	}{
-		{"RunnerID", bus.ValidRunner(c.RunnerID)},
-		{"Pool", bus.ValidRunner(c.Pool)},
-		{"NATSURL", c.NATSURL == "" || natsURL(string(c.NATSURL))},
-		{"ControlPlaneKey", len(c.ControlPlaneKeys()) > 0},
-		{"Slots", within(c.Slots, 1, 10000)},
-		{"MaxCalls", within(c.MaxCalls, 1, 10000)},
-		{"MaxMemoryMB", c.MaxMemoryMB >= 16},
-		{"MaxPIDs", c.MaxPIDs >= 4},
-		{"MaxWallClockSeconds", c.MaxWallClockSeconds >= 1},
-		{"MaxOutputBytes", c.MaxOutputBytes >= 1024},
-		{"Backend", c.Backend == "subprocess"},
-		{"AllowWeak", !slices.ContainsFunc(c.AllowWeak, func(s string) bool { return !slices.Contains([]string{"memory", "pids", "cpu"}, s) })},
-		{"Grace", within(c.Grace, 0, 24*time.Hour)},
-		{"BeatEvery", within(c.BeatEvery, 100*time.Millisecond, 10*time.Second)},
-		{"KeepUnheard", within(c.KeepUnheard, time.Second, 24*time.Hour)},
-		{"Labels", goodLabels(c.Labels)},
-		{"LogFormat", c.LogFormat == "text" || c.LogFormat == "json"},
-	} {
-		if !rule.ok {
-			errs = append(errs, wrong(rule.field))
-		}
-	}
-	return errors.Join(errs...)
+	return settings.Check[Config](map[string]bool{
+		"RunnerID":            bus.ValidRunner(c.RunnerID),
+		"Pool":                bus.ValidRunner(c.Pool),
+		"NATSURL":             c.NATSURL == "" || natsURL(string(c.NATSURL)),
+		"ControlPlaneKey":     len(c.ControlPlaneKeys()) > 0,
+		"Slots":               settings.Within(c.Slots, 1, 10000),
+		"MaxCalls":            settings.Within(c.MaxCalls, 1, 10000),
+		"MaxMemoryMB":         c.MaxMemoryMB >= 16,
+		"MaxPIDs":             c.MaxPIDs >= 4,
+		"MaxWallClockSeconds": c.MaxWallClockSeconds >= 1,
+		"MaxOutputBytes":      c.MaxOutputBytes >= 1024,
+		"Backend":             c.Backend == "subprocess",
+		"AllowWeak":           !slices.ContainsFunc(c.AllowWeak, func(s string) bool { return !slices.Contains([]string{"memory", "pids", "cpu"}, s) }),
+		"Grace":               settings.Within(c.Grace, 0, 24*time.Hour),
+		"BeatEvery":           settings.Within(c.BeatEvery, 100*time.Millisecond, 10*time.Second),
+		"KeepUnheard":         settings.Within(c.KeepUnheard, time.Second, 24*time.Hour),
+		"Labels":              goodLabels(c.Labels),
+		"LogFormat":           c.LogFormat == "text" || c.LogFormat == "json",
+	})
 }
-
-func within[T cmp.Ordered](v, low, high T) bool { return low <= v && v <= high }
 
 func goodLabels(m map[string]string) bool {
 	if len(m) > 64 {
@@ -196,42 +172,5 @@ func natsURL(s string) bool {
 	return true
 }
 
-// named replaces the library's errors by ours, which name the variable.
-func named(err error) error {
-	all, ok := errors.AsType[env.AggregateError](err)
-	if !ok {
-		return err
-	}
-	var errs []error
-	for _, e := range all.Errors {
-		if p, ok := errors.AsType[env.ParseError](e); ok {
-			e = wrong(p.Name)
-		}
-		errs = append(errs, e)
-	}
-	return errors.Join(errs...)
-}
-
-// wrong says what the variable of a field must be. The value isn't quoted: it
-// may be a secret in the wrong place.
-func wrong(field string) error {
-	f, _ := reflect.TypeFor[Config]().FieldByName(field)
-	return fmt.Errorf("%s%s must be %s", prefix, f.Tag.Get("env"), f.Tag.Get("allowed"))
-}
-
-// Setting is one line of the settings table.
-type Setting struct{ Name, Default, Allowed, Doc string }
-
 // Settings lists every setting, for the documentation.
-func Settings() []Setting {
-	var list []Setting
-	for f := range reflect.TypeFor[Config]().Fields() {
-		list = append(list, Setting{
-			Name:    prefix + f.Tag.Get("env"),
-			Default: cmp.Or(f.Tag.Get("envDefault"), f.Tag.Get("derived")),
-			Allowed: f.Tag.Get("allowed"),
-			Doc:     f.Tag.Get("doc"),
-		})
-	}
-	return list
-}
+func Settings() []settings.Setting { return settings.List[Config]() }

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/bigwave/bigwave/shared/settings"
 )
 
 func TestDefaultsFollowTheDataDirectory(t *testing.T) {
@@ -73,7 +75,7 @@ func TestHostNameBecomesAnID(t *testing.T) {
 
 func TestEverySettingIsDocumented(t *testing.T) {
 	for _, s := range Settings() {
-		if s.Name == prefix || s.Allowed == "" || s.Doc == "" {
+		if s.Name == settings.Prefix || s.Allowed == "" || s.Doc == "" {
 			t.Errorf("incomplete: %+v", s)
 		}
 	}
