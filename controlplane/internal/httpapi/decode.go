@@ -185,3 +185,13 @@ func pageOf(c echo.Context) (page.Page, error) {
 	p.Limit = n
 	return p, nil
 }
+
+// pageIn reads limit and cursor, and the workspace that workspace_id names.
+func pageIn(c echo.Context) (page.Page, string, error) {
+	p, err := pageOf(c)
+	if err != nil {
+		return p, "", err
+	}
+	workspace, err := query(c, "workspace_id")
+	return p, workspace, err
+}

@@ -58,11 +58,7 @@ func (in createKeyRequest) key() (identity.APIKey, error) {
 }
 
 func (s *Server) listKeys(c echo.Context) error {
-	pg, err := pageOf(c)
-	if err != nil {
-		return err
-	}
-	workspace, err := query(c, "workspace_id")
+	pg, workspace, err := pageIn(c)
 	if err != nil {
 		return err
 	}

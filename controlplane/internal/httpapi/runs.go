@@ -23,9 +23,7 @@ import (
 )
 
 const (
-	maxCallID   = 128
-	maxCallName = 128
-	maxWait     = time.Hour
+	maxWait = time.Hour
 
 	firstWait = 10 * time.Second // before the policy is asked how long a call may take
 	waitGrace = 30 * time.Second // over the policy's wall clock
@@ -111,10 +109,10 @@ func (t toolCall) call(at string) (run.ToolCall, error) {
 	if err != nil {
 		return run.ToolCall{}, err
 	}
-	if err := shortText(at+"id", t.ID.Value, maxCallID); err != nil {
+	if err := shortText(at+"id", t.ID.Value, run.MaxClientID); err != nil {
 		return run.ToolCall{}, err
 	}
-	if err := shortText(at+"name", t.Name.Value, maxCallName); err != nil {
+	if err := shortText(at+"name", t.Name.Value, run.MaxName); err != nil {
 		return run.ToolCall{}, err
 	}
 	args, err := object(t.Arguments.Value)

@@ -7,7 +7,6 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"github.com/bigwave/bigwave/controlplane/internal/identity"
-	"github.com/bigwave/bigwave/shared/fault"
 )
 
 type createUserRequest struct {
@@ -38,29 +37,14 @@ func newUserResponse(u identity.User) userResponse {
 	}
 }
 
-var roles = map[string]identity.Role{
-	string(identity.Member):        identity.Member,
-	string(identity.Admin):         identity.Admin,
-	string(identity.InstanceAdmin): identity.InstanceAdmin,
-}
-
-func roleOf(name string) (identity.Role, error) {
-	r, ok := roles[name]
-	if !ok {
-		return "", fault.New(fault.Invalid, "role must be member, admin or instance_admin").On("role")
-	}
-	return r, nil
-}
-
 func (in createUserRequest) user() (identity.User, error) {
 	if err := required("", named{"name", in.Name.Set}); err != nil {
 		return identity.User{}, err
 	}
-	role, err := roleOf(or(in.Role.Value, string(identity.Member)))
-	return identity.User{Workspace: in.WorkspaceID.Value, Name: in.Name.Value, Role: role}, err
+	return identity.User{Workspace: in.WorkspaceID.Value, Name: in.Name.Value, Role: identity.Role(in.Role.Value)}, nil
 }
 
-func (in updateUserRequest) change() (identity.Change, error) {
+func (in updateUserRequest) change() identity.Change {
 	var out identity.Change
 	if in.Name.Set {
 		out.Name = &in.Name.Value
@@ -69,21 +53,14 @@ func (in updateUserRequest) change() (identity.Change, error) {
 		out.Disabled = &in.Disabled.Value
 	}
 	if in.Role.Set {
-		role, err := roleOf(in.Role.Value)
-		if err != nil {
-			return out, err
-		}
+		role := identity.Role(in.Role.Value)
 		out.Role = &role
 	}
-	return out, nil
+	return out
 }
 
 func (s *Server) listUsers(c echo.Context) error {
-	pg, err := pageOf(c)
-	if err != nil {
-		return err
-	}
-	workspace, err := query(c, "workspace_id")
+	pg, workspace, err := pageIn(c)
 	if err != nil {
 		return err
 	}
@@ -123,11 +100,7 @@ func (s *Server) updateUser(c echo.Context) error {
 	if err := decode(c, maxBody, &in); err != nil {
 		return err
 	}
-	change, err := in.change()
-	if err != nil {
-		return err
-	}
-	changed, err := s.Identity.UpdateUser(c.Request().Context(), principal(c), c.Param("user"), change)
+	changed, err := s.Identity.UpdateUser(c.Request().Context(), principal(c), c.Param("user"), in.change())
 	if err != nil {
 		return err
 	}

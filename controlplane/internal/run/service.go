@@ -148,7 +148,8 @@ type Request struct {
 // Caps of a request.
 const (
 	MaxCalls    = 128
-	maxClientID = 128 // bytes of a client's call id
+	MaxClientID = 128 // bytes of a client's call id
+	MaxName     = 128 // bytes of the name of a call's tool
 )
 
 // Service starts runs and drives them to their end. Run must be running for

@@ -72,11 +72,11 @@ func (q Request) check() error {
 	seen := map[string]bool{}
 	for _, c := range q.Calls {
 		switch {
-		case c.ID == "" || len(c.ID) > maxClientID || !utf8.ValidString(c.ID) || strings.ContainsRune(c.ID, 0):
-			return fault.New(fault.Invalid, "each call needs an id of 1 to %d bytes", maxClientID).On("tool_calls.id")
+		case c.ID == "" || len(c.ID) > MaxClientID || !utf8.ValidString(c.ID) || strings.ContainsRune(c.ID, 0):
+			return fault.New(fault.Invalid, "each call needs an id of 1 to %d bytes", MaxClientID).On("tool_calls.id")
 		case seen[c.ID]:
 			return fault.New(fault.Invalid, "two calls have the id %q", c.ID).On("tool_calls.id")
-		case c.Name == "" || len(c.Name) > 128 || !utf8.ValidString(c.Name) || strings.ContainsRune(c.Name, 0):
+		case c.Name == "" || len(c.Name) > MaxName || !utf8.ValidString(c.Name) || strings.ContainsRune(c.Name, 0):
 			return fault.New(fault.Invalid, "each call needs the name of a tool").On("tool_calls.name")
 		}
 		seen[c.ID] = true
