@@ -31,6 +31,7 @@ type driver struct {
 	announce    bool                       // the ticket of the current epoch is not out yet
 	attempts    int                        // starts begun
 	startAt     time.Time                  // no start before
+	tried       bool                       // its calls went out, or not, without a look
 }
 
 type snapshot struct {
@@ -107,7 +108,10 @@ func (d *driver) drive(ctx context.Context) {
 		if done {
 			return
 		}
-		at = nil
+		if at != nil && at.session.Status == session.Live && len(d.flights) == 0 {
+			at = nil // nothing could be sent: look why
+			continue
+		}
 		timer.Reset(max(time.Millisecond, next.Sub(d.Now())))
 		select {
 		case <-ctx.Done():
@@ -118,7 +122,20 @@ func (d *driver) drive(ctx context.Context) {
 		if d.l.final.Load() {
 			return
 		}
+		at = d.unsent()
 	}
+}
+
+// unsent is the run as it was admitted, with the sandbox that it has waited
+// for since; nil when there is more to it than that. To send its calls is a
+// compare-and-set, so nothing has to be looked up before.
+func (d *driver) unsent() *snapshot {
+	c := d.l.live.Swap(nil)
+	if c == nil || d.admitted == nil || d.admitted.run.Status != Queued || d.tried {
+		return nil
+	}
+	d.tried = true
+	return &snapshot{run: d.admitted.run, session: *c}
 }
 
 // step does what can be done now and returns when to look again at the latest.
@@ -325,7 +342,7 @@ func (d *driver) give(ctx context.Context, c session.Session, calls []Call) {
 		switch {
 		case errs[i] != nil:
 			d.Log.WarnContext(ctx, "call order unanswered", "call", call.ID, "runner", call.Runner, "error", errs[i])
-		case replies[i].Accepted, replies[i].Code == "duplicate":
+		case replies[i].Accepted, replies[i].Code == Duplicate:
 			f.answered, f.askAt = true, now.Add(d.pace.Reassure)
 		default:
 			d.refused(ctx, call, replies[i])
@@ -335,8 +352,8 @@ func (d *driver) give(ctx context.Context, c session.Session, calls []Call) {
 
 // refusals are those that say more than that the order was no good.
 var refusals = map[string]fault.Code{
-	"capacity": fault.Capacity, "draining": fault.Capacity, "memory_full": fault.Capacity, "unheard": fault.Capacity,
-	"unknown_session": fault.SessionLost, "epoch": fault.SessionLost,
+	Capacity: fault.Capacity, Draining: fault.Capacity, MemoryFull: fault.Capacity, Unheard: fault.Capacity,
+	UnknownSession: fault.SessionLost, WrongEpoch: fault.SessionLost,
 }
 
 // refused ends a call whose order was refused: nothing of it was started.
@@ -412,10 +429,10 @@ func (d *driver) ask(ctx context.Context, r Run, c session.Session, call Call, f
 		}
 		d.endSent(ctx, call, v, "status: the runner never had it")
 	case !reply.Accepted:
-	case reply.State == "running":
+	case reply.State == CallRunning:
 		f.answered, f.doneSince = true, time.Time{}
 		f.askAt = now.Add(d.pace.Reassure)
-	case reply.State == "done":
+	case reply.State == CallEnded:
 		f.answered = true
 		if f.doneSince.IsZero() {
 			f.doneSince = now

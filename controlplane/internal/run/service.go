@@ -106,13 +106,29 @@ type Reply struct {
 	Accepted bool
 	Code     string // why refused
 	Reason   string
-	State    string // status and cancel: "unknown", "running", "done"
+	State    string // status and cancel: one of the three below
 }
+
+// What runners answer, as far as it matters here. The words are the
+// protocol's.
+const (
+	Capacity       = "capacity"
+	Draining       = "draining"
+	MemoryFull     = "memory_full"
+	Unheard        = "unheard"
+	UnknownSession = "unknown_session"
+	WrongEpoch     = "epoch"
+	Duplicate      = "duplicate"
+
+	CallUnknown = "unknown" // never came, and can't come any more
+	CallRunning = "running"
+	CallEnded   = "done"
+)
 
 // neverHad reports whether a runner that was asked for a call, or told to
 // cancel it, never had it and can't get it any more.
 func (r Reply) neverHad() bool {
-	return r.Accepted && r.State == "unknown" || r.Code == "unknown_session"
+	return r.Accepted && r.State == CallUnknown || r.Code == UnknownSession
 }
 
 // Notice says that something about a session changed; readers load it.
@@ -392,6 +408,12 @@ func (s *Service) SessionChanged(id string, ended []session.EndedCall) {
 	s.publish(ended)
 	s.hub.wake(id, false)
 	s.Dispatcher.Notify(id, Notice{Kind: SessionChanged})
+}
+
+// SessionLive lets the runs go on that wait for c's sandbox.
+func (s *Service) SessionLive(c session.Session) {
+	s.hub.live(c)
+	s.Dispatcher.Notify(c.ID, Notice{Kind: SessionChanged})
 }
 
 // Heard wakes who waits here for what another replica tells of.

@@ -36,7 +36,8 @@ type Store interface {
 	// with fault.Conflict. The same claimant may ask twice.
 	ClaimSession(ctx context.Context, c Claim, t Terms, e audit.Event) (Session, error)
 	// SessionStarted makes a claimed session live; fault.Conflict when the
-	// claimant no longer holds it or the policy is another.
+	// claimant no longer holds it or the policy is another. The event is its
+	// workspace's.
 	SessionStarted(ctx context.Context, c Claim, b Sandbox, e audit.Event) (Session, error)
 	// EndSession fails with fault.Conflict when the session is not as e wants it.
 	EndSession(ctx context.Context, e Ending) (Session, []EndedCall, error)
@@ -57,6 +58,8 @@ type Policies interface {
 type Runs interface {
 	// SessionChanged is called after the change is stored; it does not block.
 	SessionChanged(id string, ended []EndedCall)
+	// SessionLive is that for a session whose sandbox is up.
+	SessionLive(s Session)
 	// CancelSent orders the runner to end the session's calls, as far as it answers.
 	CancelSent(ctx context.Context, s Session)
 }
@@ -295,20 +298,21 @@ func (s *Service) Claim(ctx context.Context, c Claim) (Grant, error) {
 // Started makes a claimed session live. A repeated report changes nothing; a
 // report of anybody but the holder is refused with fault.Conflict and recorded.
 func (s *Service) Started(ctx context.Context, c Claim, b Sandbox) error {
-	found, err := s.held(ctx, c, audit.SessionStarted)
-	if err != nil {
-		return err
-	}
-	if found.Status == Live {
+	e := s.event(Session{ID: c.Session}, "runner:"+c.Runner, audit.SessionStarted, audit.OK, "")
+	e.PolicyDigest = b.PolicyDigest
+	live, err := s.Store.SessionStarted(ctx, c, b, e)
+	if err == nil {
+		s.Runs.SessionLive(live)
 		return nil
 	}
-	e := s.event(found, "runner:"+c.Runner, audit.SessionStarted, audit.OK, "")
-	e.PolicyDigest = b.PolicyDigest
-	if _, err := s.Store.SessionStarted(ctx, c, b, e); err != nil {
-		return s.refused(ctx, c, found, audit.SessionStarted, err)
+	if !fault.Is(err, fault.Conflict) {
+		return err
 	}
-	s.Runs.SessionChanged(c.Session, nil)
-	return nil
+	found, heldErr := s.held(ctx, c, audit.SessionStarted)
+	if heldErr != nil || found.Status == Live {
+		return heldErr
+	}
+	return s.refused(ctx, c, found, audit.SessionStarted, err)
 }
 
 // StartFailed gives a claimed session back: the calls that wait for it end as

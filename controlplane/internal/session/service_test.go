@@ -26,6 +26,7 @@ var alice = identity.Principal{Workspace: "default", UserID: "usr_alice", Role: 
 type runs struct{ changed []string }
 
 func (r *runs) SessionChanged(id string, _ []session.EndedCall) { r.changed = append(r.changed, id) }
+func (r *runs) SessionLive(s session.Session)                   { r.changed = append(r.changed, s.ID) }
 func (r *runs) CancelSent(context.Context, session.Session)     {}
 
 type runner struct {

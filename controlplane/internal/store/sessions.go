@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -89,6 +90,13 @@ const (
 	insertSession = `
 		INSERT INTO agent_sessions (id, workspace_id, owner, status, idle_ttl, created_at, last_used_at, expires_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`
+	// insertRecorded is the same with its audit event, in one statement.
+	insertRecorded = `
+		WITH s AS (` + insertSession + ` RETURNING id)
+		INSERT INTO audit_events (id, at, workspace_id, actor, action, object, outcome, policy_digest, detail)
+		SELECT CAST($9 AS TEXT), CAST($10 AS BIGINT), CAST($11 AS TEXT), CAST($12 AS TEXT), CAST($13 AS TEXT),
+			CAST($14 AS TEXT), CAST($15 AS TEXT), CAST($16 AS TEXT), CAST($17 AS TEXT)
+		FROM s RETURNING id`
 	sessionByID       = `SELECT ` + sessionColumns + ` FROM agent_sessions WHERE id = $1`
 	sessionListColumn = sessionColumns + `,
 		COALESCE((SELECT MAX(finished_at) FROM runs WHERE runs.session_id = agent_sessions.id), 0) AS last_finish`
@@ -115,16 +123,18 @@ const (
 	claimRecorded = `
 		WITH s AS (` + claimSession + `), a AS (
 			INSERT INTO audit_events (id, at, workspace_id, actor, action, object, outcome, policy_digest, detail)
-			SELECT CAST($9 AS TEXT), CAST($10 AS BIGINT), CAST($11 AS TEXT), CAST($12 AS TEXT), CAST($13 AS TEXT),
-				CAST($14 AS TEXT), CAST($15 AS TEXT), CAST($16 AS TEXT), CAST($17 AS TEXT)
+			SELECT CAST($9 AS TEXT), CAST($10 AS BIGINT), COALESCE(NULLIF(CAST($11 AS TEXT), ''), s.workspace_id),
+				CAST($12 AS TEXT), CAST($13 AS TEXT), CAST($14 AS TEXT), CAST($15 AS TEXT), CAST($16 AS TEXT),
+				CAST($17 AS TEXT)
 			FROM s
 		)
 		SELECT ` + sessionColumns + ` FROM s`
 	startRecorded = `
 		WITH s AS (` + startSession + `), a AS (
 			INSERT INTO audit_events (id, at, workspace_id, actor, action, object, outcome, policy_digest, detail)
-			SELECT CAST($10 AS TEXT), CAST($11 AS BIGINT), CAST($12 AS TEXT), CAST($13 AS TEXT), CAST($14 AS TEXT),
-				CAST($15 AS TEXT), CAST($16 AS TEXT), CAST($17 AS TEXT), CAST($18 AS TEXT)
+			SELECT CAST($10 AS TEXT), CAST($11 AS BIGINT), COALESCE(NULLIF(CAST($12 AS TEXT), ''), s.workspace_id),
+				CAST($13 AS TEXT), CAST($14 AS TEXT), CAST($15 AS TEXT), CAST($16 AS TEXT), CAST($17 AS TEXT),
+				CAST($18 AS TEXT)
 			FROM s
 		)
 		SELECT ` + sessionColumns + ` FROM s`
@@ -161,16 +171,23 @@ const (
 
 // InsertSession adds a new session.
 func (db *DB) InsertSession(ctx context.Context, s session.Session, e audit.Event) error {
-	return db.tx(ctx, func(ctx context.Context, tx statements) error {
-		_, err := tx.ExecContext(ctx, insertSession, s.ID, s.Workspace, s.Owner, string(s.Status),
-			s.IdleTTL.Microseconds(), micros(s.CreatedAt), micros(s.LastUsedAt), micros(s.ExpiresAt))
+	args := []any{
+		s.ID, s.Workspace, s.Owner, string(s.Status), s.IdleTTL.Microseconds(), micros(s.CreatedAt), micros(s.LastUsedAt),
+		micros(s.ExpiresAt),
+	}
+	known := func(err error) error {
 		if unreferenced(err) {
 			return fault.Wrap(err, fault.NotFound, "no workspace %q", s.Workspace)
 		}
-		if err != nil {
-			return err
-		}
-		return auditInsert(ctx, tx, e)
+		return err
+	}
+	if db.oneStatement() {
+		var id string
+		return unanswered(known(db.get(ctx, &id, insertRecorded, append(args, auditArgs(e)...)...)))
+	}
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
+		_, err := tx.ExecContext(ctx, insertSession, args...)
+		return recorded(ctx, tx, known(err), e)
 	})
 }
 
@@ -225,7 +242,8 @@ func (db *DB) SessionStarted(ctx context.Context, c session.Claim, b session.San
 		session.Text(b.ImageDigest), pairsText(b.Enforced), b.PolicyDigest)
 }
 
-// moveSession updates one session and writes the event; no row is a Conflict.
+// moveSession updates one session and writes the event, which is its
+// workspace's when it names none; no row is a Conflict.
 // recorded is query that writes the event itself.
 func (db *DB) moveSession(ctx context.Context, e audit.Event, otherwise, code, query, recorded string, args ...any) (session.Session, error) {
 	var row sessionRow
@@ -244,6 +262,7 @@ func (db *DB) moveSession(ctx context.Context, e audit.Event, otherwise, code, q
 		if err != nil {
 			return err
 		}
+		e.Workspace = cmp.Or(e.Workspace, row.Workspace)
 		return auditInsert(ctx, tx, e)
 	})
 	return row.session(), err
