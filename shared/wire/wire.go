@@ -62,6 +62,36 @@ const (
 	SkewMS    = 30_000
 )
 
+// Codes of refused orders, beside those of an envelope that can't be opened.
+const (
+	RefusedVersion        = "version"         // of another protocol
+	RefusedSubject        = "subject"         // it came on another subject
+	RefusedPayload        = "payload"         // its fields do not fit its kind
+	RefusedAudience       = "audience"        // for another runner or another start
+	RefusedBadTime        = "bad_time"        // times that can't be
+	RefusedFuture         = "future"          // issued later than now
+	RefusedExpired        = "expired"         // its life is over
+	RefusedUnclaimed      = "unclaimed"       // a start that answers no claim
+	RefusedEpoch          = "epoch"           // of an epoch that the runner does not hold
+	RefusedUnknownSession = "unknown_session" // the runner holds nothing of the session
+	RefusedDuplicate      = "duplicate"       // the order or its call was seen before
+	RefusedCancelled      = "cancelled"       // the call was cancelled or asked for before it came
+	RefusedMemoryFull     = "memory_full"     // no more can be remembered
+	RefusedCeiling        = "ceiling"         // over the runner's own bounds
+	RefusedCapacity       = "capacity"        // as many calls as it may carry
+	RefusedDraining       = "draining"        // it is shutting down
+	RefusedUnheard        = "unheard"         // its beats are not answered
+	RefusedError          = "error"           // it could not be carried out
+	RefusedTicket         = "ticket"          // counted only: a ticket that is malformed
+)
+
+// States of a call, in answers to cancel and status.
+const (
+	CallUnknown = "unknown" // never came, and can't come any more
+	CallRunning = "running"
+	CallEnded   = "done"
+)
+
 // Start makes the session's sandbox.
 type Start struct {
 	Policy       Policy `json:"policy"`
@@ -80,12 +110,20 @@ type Policy struct {
 	BaseImage        string   `json:"base_image"`
 }
 
+// Programs that a call may name.
+const (
+	Bash      = "bash"
+	Python    = "python3"
+	FileRead  = "file_read"
+	FileWrite = "file_write"
+)
+
 // Call runs one thing in the session's sandbox. Wall clock and output limit
 // are the sandbox's own, from its Start.
 type Call struct {
 	ID       string `json:"id"`
 	Run      string `json:"run"`
-	Program  string `json:"program"`            // "bash" "python3" "file_read" "file_write"
+	Program  string `json:"program"`            // one of the programs
 	InArgv   bool   `json:"in_argv"`            // a rendered template: the script is `-c`'s argument
 	Script   []byte `json:"script,omitempty"`   // bash, python3: the source; file_write: the content
 	Blob     *Blob  `json:"blob,omitempty"`     // instead of Script when that is larger than MaxInline
@@ -104,9 +142,9 @@ type Blob struct {
 // that was refused has left no process.
 type OrderReply struct {
 	Accepted bool   `json:"accepted"`
-	Code     string `json:"code,omitempty"`   // why refused: "expired", "duplicate", "audience", "capacity", …
+	Code     string `json:"code,omitempty"`   // why refused
 	Reason   string `json:"reason,omitempty"` // for people
-	State    string `json:"state,omitempty"`  // status: "unknown" "running" "done"
+	State    string `json:"state,omitempty"`  // cancel, status: of the call
 }
 
 // Ticket says that a session wants a sandbox; it is not an order.
@@ -171,12 +209,18 @@ type Sandbox struct {
 }
 
 // Failure is why there is no sandbox, or no longer one. Code is one of
-// fault's codes ("stopped" when it was asked for).
+// fault's codes or one of the two below.
 type Failure struct {
 	Code    string `json:"code"`
 	Field   string `json:"field,omitempty"`
 	Message string `json:"message"`
 }
+
+// Why a session ended on its runner without a fault.
+const (
+	Stopped       = "stopped"        // it was asked for
+	RunnerStopped = "runner_stopped" // the runner was shut down
+)
 
 // Done is the outcome of a call. Status is one of the final call statuses.
 type Done struct {
@@ -261,6 +305,12 @@ const (
 	FrameEvent   FrameKind = "call.event"
 )
 
+// The streams of a call's output.
+const (
+	Stdout = "stdout"
+	Stderr = "stderr"
+)
+
 // Frame is one piece of the live stream of a call. It feeds watchers only;
 // the truth is in the report.
 type Frame struct {
@@ -268,7 +318,7 @@ type Frame struct {
 	Call   string    `json:"call"`
 	Kind   FrameKind `json:"kind"`
 	N      int64     `json:"n"`                // counts from 1 in each call
-	Stream string    `json:"stream,omitempty"` // "stdout" "stderr"
+	Stream string    `json:"stream,omitempty"` // output: one of the two
 	Data   []byte    `json:"data,omitempty"`
 }
 
@@ -280,9 +330,15 @@ type Notice struct {
 	Call string `json:"call,omitempty"`
 }
 
+// What a BlobRequest asks for.
+const (
+	BlobPut = "put"
+	BlobGet = "get"
+)
+
 // BlobRequest moves one chunk of a blob.
 type BlobRequest struct {
-	Op   string `json:"op"` // "put" "get"
+	Op   string `json:"op"`
 	ID   string `json:"id"`
 	N    int    `json:"n"` // the chunk's number, from 0
 	Data []byte `json:"data,omitempty"`

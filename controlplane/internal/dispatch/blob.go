@@ -128,13 +128,13 @@ func (d *Dispatcher) moveChunk(ctx context.Context, runner string, data []byte) 
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	switch q.Op {
-	case "put":
+	case wire.BlobPut:
 		if _, err := d.JS.Publish(ctx, chunkSubject(runner, q.ID, q.N), q.Data); err != nil {
 			d.Log.WarnContext(ctx, "blob chunk not kept", "runner", runner, "err", err)
 			return wire.BlobReply{Reason: "unavailable"}
 		}
 		return wire.BlobReply{OK: true}
-	case "get":
+	case wire.BlobGet:
 		chunk, err := d.chunk(ctx, runner, q.ID, q.N)
 		switch {
 		case errors.Is(err, errNoBlob):

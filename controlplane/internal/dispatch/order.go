@@ -183,7 +183,7 @@ func scriptBlob(call string) string { return "script-" + call }
 
 func wireCall(c run.Call, inv tool.Invocation) wire.Call {
 	w := wire.Call{ID: c.ID, Run: c.Run, Program: inv.Program, InArgv: inv.InArgv, Script: []byte(inv.Script), Path: inv.Path, Encoding: inv.Encoding}
-	if inv.Program == "file_write" {
+	if inv.Program == wire.FileWrite {
 		w.Script = []byte(inv.Content)
 	}
 	return w

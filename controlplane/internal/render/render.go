@@ -28,9 +28,15 @@ const (
 // TemplateField is the field that the faults of a template name.
 const TemplateField = "handler_payload.command"
 
+// The programs that templates are for.
+const (
+	ProgramBash   = "bash"
+	ProgramPython = "python3"
+)
+
 // Invocation is a program and the script that follows its -c.
 type Invocation struct {
-	Program string // "bash" or "python3"
+	Program string // ProgramBash or ProgramPython
 	Script  string
 }
 
@@ -54,7 +60,7 @@ func (p *Python) Render(args Arguments) (Invocation, error) {
 	if err != nil {
 		return Invocation{}, err
 	}
-	return Invocation{Program: "python3", Script: script}, nil
+	return Invocation{Program: ProgramPython, Script: script}, nil
 }
 
 // Shell is a checked shell_template. It may be used from several goroutines.
@@ -84,7 +90,7 @@ func (s *Shell) Render(args Arguments) (Invocation, error) {
 	if err != nil {
 		return Invocation{}, err
 	}
-	return Invocation{Program: "bash", Script: script}, nil
+	return Invocation{Program: ProgramBash, Script: script}, nil
 }
 
 // Quote makes one bash word of s, byte for byte as Python's shlex.quote does.

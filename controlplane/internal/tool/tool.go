@@ -27,9 +27,17 @@ type Tool struct {
 // Builtin is the source of the tools that every workspace has.
 const Builtin = "builtin"
 
+// What an Invocation runs. The words are the protocol's.
+const (
+	Bash      = render.ProgramBash
+	Python    = render.ProgramPython
+	FileRead  = "file_read"  // no program: the file is read as the call's user would
+	FileWrite = "file_write" // written, likewise
+)
+
 // Invocation is what a runner is told to carry out.
 type Invocation struct {
-	Program  string // "bash", "python3", "file_read" or "file_write"
+	Program  string // Bash, Python, FileRead or FileWrite
 	Script   string // bash and python3: the source
 	InArgv   bool   // Script follows -c as an argument; else it travels on a descriptor
 	Path     string // file_read and file_write

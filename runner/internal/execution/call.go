@@ -57,8 +57,8 @@ func (s *Service) output(c *call) output {
 	flood := func() { c.cancel(flooded) }
 	return output{
 		frames: f,
-		stdout: &stream.Limit{Max: limit, Flood: floodFactor * limit, OnFlood: flood, Next: f.Stream("stdout")},
-		stderr: &stream.Limit{Max: limit, Flood: floodFactor * limit, OnFlood: flood, Next: f.Stream("stderr")},
+		stdout: &stream.Limit{Max: limit, Flood: floodFactor * limit, OnFlood: flood, Next: f.Stream(wire.Stdout)},
+		stderr: &stream.Limit{Max: limit, Flood: floodFactor * limit, OnFlood: flood, Next: f.Stream(wire.Stderr)},
 	}
 }
 

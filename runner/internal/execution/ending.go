@@ -24,13 +24,13 @@ var (
 	cancelled = &ending{status: "cancelled", code: fault.Cancelled, message: "The client cancelled the call."}
 	flooded   = &ending{status: "output_limit", code: fault.OutputFlood, message: "The call wrote more than 16 times output_bytes_limit and was ended; print less or write to a file."}
 	stopped   = &ending{status: "cancelled", code: fault.Cancelled, message: "The session was closed while the call ran.",
-		session: wire.Failure{Code: "stopped", Message: "The session was closed."}}
+		session: wire.Failure{Code: wire.Stopped, Message: "The session was closed."}}
 	raised = &ending{status: "runner_lost", code: fault.RunnerLost, message: "The session went to another runner while the call ran.",
 		session: wire.Failure{Code: string(fault.RunnerLost), Message: "The session no longer belongs to this runner."}}
 	unheard = &ending{status: "runner_lost", code: fault.RunnerLost, message: "The runner could not reach the control plane for too long and ended the call.",
 		session: wire.Failure{Code: string(fault.RunnerLost), Message: "The runner could not reach the control plane for too long and closed the sandbox."}}
 	shutdown = &ending{status: "runner_lost", code: fault.RunnerLost, message: "The runner was shut down before the call ended by itself; the call was ended.",
-		session: wire.Failure{Code: "runner_stopped", Message: "The runner was shut down."}}
+		session: wire.Failure{Code: wire.RunnerStopped, Message: "The runner was shut down."}}
 	died = &ending{status: "runner_lost", code: fault.SandboxDied, message: "The sandbox ended while the call was open; it may or may not have run to its end.",
 		session: wire.Failure{Code: string(fault.SandboxDied), Message: "The sandbox ended by itself."}}
 )

@@ -98,10 +98,10 @@ func (s *Service) Start(o wire.Order, over func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return &Refused{"draining", "this runner is shutting down"}
+		return &Refused{wire.RefusedDraining, "this runner is shutting down"}
 	}
 	if s.sessions[key] != nil {
-		return &Refused{"duplicate", "the session's sandbox was started before"}
+		return &Refused{wire.RefusedDuplicate, "the session's sandbox was started before"}
 	}
 	for other, ses := range s.sessions {
 		if other.Session == o.Session { // an older epoch: it is not ours any more
@@ -126,11 +126,11 @@ func (s *Service) Call(o wire.Order, over func()) (run func(), err error) {
 	ses := s.sessions[wire.Held{Session: o.Session, Epoch: o.Epoch}]
 	switch {
 	case s.closed:
-		return nil, &Refused{"draining", "this runner is shutting down"}
+		return nil, &Refused{wire.RefusedDraining, "this runner is shutting down"}
 	case ses == nil || !ses.live() || ses.workspace != o.Workspace:
-		return nil, &Refused{"unknown_session", "the session has no live sandbox here"}
+		return nil, &Refused{wire.RefusedUnknownSession, "the session has no live sandbox here"}
 	case s.calls >= s.MaxCalls:
-		return nil, &Refused{"capacity", "this runner carries as many calls as it may"}
+		return nil, &Refused{wire.RefusedCapacity, "this runner carries as many calls as it may"}
 	}
 	c := newCall(ses, *o.Call)
 	ses.open[c.ID] = c

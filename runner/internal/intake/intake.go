@@ -204,7 +204,7 @@ func (in *Intake) verify(subject string, data []byte) (wire.Order, state, *Refus
 		return wire.Order{}, unknown, refuse(envelope.ErrSize.Error(), "%d bytes, at most %d", len(data), wire.MaxOrder)
 	}
 	if subject != bus.Order(in.To.Runner) {
-		return wire.Order{}, unknown, refuse("subject", "it came on another subject")
+		return wire.Order{}, unknown, refuse(wire.RefusedSubject, "it came on another subject")
 	}
 	o, r := open(in.Keys, data)
 	if r != nil {
@@ -218,7 +218,7 @@ func (in *Intake) verify(subject string, data []byte) (wire.Order, state, *Refus
 		return o, unknown, r
 	}
 	if o.Kind == wire.OrderStart {
-		return o, unknown, refuse("unclaimed", "a start order comes only as the answer to a claim")
+		return o, unknown, refuse(wire.RefusedUnclaimed, "a start order comes only as the answer to a claim")
 	}
 	s, r := in.memory.admit(o, now)
 	return o, s, r
@@ -250,9 +250,9 @@ func (in *Intake) prepared(o wire.Order, s state) (func(), *Refusal) {
 func (in *Intake) call(o wire.Order, held wire.Held) (func(), *Refusal) {
 	switch {
 	case in.stopping.Load():
-		return nil, refuse("draining", "this runner is shutting down")
+		return nil, refuse(wire.RefusedDraining, "this runner is shutting down")
 	case in.silence() > in.Unheard:
-		return nil, refuse("unheard", "this runner can't reach the control plane")
+		return nil, refuse(wire.RefusedUnheard, "this runner can't reach the control plane")
 	}
 	if r := callCeilings(*o.Call); r != nil {
 		return nil, r
@@ -268,7 +268,7 @@ func refusalOf(err error) *Refusal {
 	if r, ok := errors.AsType[*execution.Refused](err); ok {
 		return &Refusal{Code: r.Code, Reason: r.Reason}
 	}
-	return refuse("error", "the order could not be carried out")
+	return refuse(wire.RefusedError, "the order could not be carried out")
 }
 
 // reject counts and logs a refusal. The log holds no part of the order but

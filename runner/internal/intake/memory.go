@@ -18,9 +18,9 @@ const sweepEvery = 1_000
 type state string
 
 const (
-	unknown   state = "unknown" // also a tombstone: it will never run
-	running   state = "running"
-	finished  state = "done"
+	unknown   state = wire.CallUnknown // also a tombstone: it will never run
+	running   state = wire.CallRunning
+	finished  state = wire.CallEnded
 	tombstone       = unknown
 )
 
@@ -127,18 +127,18 @@ func (m *memory) epoch(o wire.Order) (*history, *Refusal) {
 		return nil, nil
 	case wire.OrderStart:
 		if m.claiming[o.Session] != o.Epoch {
-			return nil, refuse("epoch", "the epoch was not claimed")
+			return nil, refuse(wire.RefusedEpoch, "the epoch was not claimed")
 		}
 		return nil, nil
 	}
 	h := m.sessions[o.Session]
 	switch {
 	case h == nil:
-		return nil, refuse("unknown_session", "the session is not on this runner")
+		return nil, refuse(wire.RefusedUnknownSession, "the session is not on this runner")
 	case o.Epoch != h.epoch:
-		return nil, refuse("epoch", "epoch %d; this runner holds %d", o.Epoch, h.epoch)
+		return nil, refuse(wire.RefusedEpoch, "epoch %d; this runner holds %d", o.Epoch, h.epoch)
 	case h.until != 0 && o.Kind != wire.OrderCancel && o.Kind != wire.OrderStatus:
-		return nil, refuse("unknown_session", "the session has ended on this runner")
+		return nil, refuse(wire.RefusedUnknownSession, "the session has ended on this runner")
 	}
 	return h, nil
 }
@@ -147,10 +147,10 @@ func (m *memory) epoch(o wire.Order) (*history, *Refusal) {
 func (m *memory) take(o wire.Order, now int64) *Refusal {
 	k := keyOf(o.JTI)
 	if _, ok := m.orders[k]; ok {
-		return refuse("duplicate", "the order was seen before")
+		return refuse(wire.RefusedDuplicate, "the order was seen before")
 	}
 	if len(m.orders) >= m.maxOrders {
-		return refuse("memory_full", "this runner can't remember more orders now")
+		return refuse(wire.RefusedMemoryFull, "this runner can't remember more orders now")
 	}
 	m.orders[k] = o.ExpiresAt + wire.SkewMS
 	return nil
@@ -160,11 +160,11 @@ func (m *memory) begin(h *history, id string) *Refusal {
 	k := keyOf(id)
 	switch s, ok := h.calls[k]; {
 	case ok && s == tombstone:
-		return refuse("cancelled", "the call was cancelled or asked for before it came")
+		return refuse(wire.RefusedCancelled, "the call was cancelled or asked for before it came")
 	case ok:
-		return refuse("duplicate", "the call was seen before")
+		return refuse(wire.RefusedDuplicate, "the call was seen before")
 	case m.calls >= m.maxCalls:
-		return refuse("memory_full", "this runner can't remember more calls now")
+		return refuse(wire.RefusedMemoryFull, "this runner can't remember more calls now")
 	}
 	h.calls[k] = running
 	m.calls++
@@ -179,7 +179,7 @@ func (m *memory) look(h *history, id string) (state, *Refusal) {
 		return s, nil
 	}
 	if m.calls >= m.maxCalls {
-		return unknown, refuse("memory_full", "this runner can't remember more calls now")
+		return unknown, refuse(wire.RefusedMemoryFull, "this runner can't remember more calls now")
 	}
 	h.calls[k] = tombstone
 	m.calls++

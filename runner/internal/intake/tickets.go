@@ -89,7 +89,7 @@ func (in *Intake) ticket(ctx context.Context, m *nats.Msg) bool {
 
 	var t wire.Ticket
 	if err := strictjson.Decode(m.Data, &t); err != nil || t.V != wire.Version || !idForm.MatchString(t.Session) || t.Epoch < 1 {
-		in.reject(wire.Order{}, refuse("ticket", "the ticket is malformed"))
+		in.reject(wire.Order{}, refuse(wire.RefusedTicket, "the ticket is malformed"))
 		return false
 	}
 	held := wire.Held{Session: t.Session, Epoch: t.Epoch}
@@ -128,7 +128,7 @@ func (in *Intake) claim(ctx context.Context, held wire.Held) error {
 	o, r := in.verifyStart(reply.Order, held)
 	if r != nil {
 		in.reject(o, r)
-		if r.Code == "ceiling" { // genuine, but more than this runner allows: say so
+		if r.Code == wire.RefusedCeiling { // genuine, but more than this runner allows: say so
 			in.Work.Fail(o, wire.Failure{Code: string(fault.PolicyUnenforceable), Field: r.Field, Message: "The runner refuses the policy: " + r.Reason + "."})
 		}
 		return r
@@ -182,7 +182,7 @@ func (in *Intake) verifyStart(data []byte, held wire.Held) (wire.Order, *Refusal
 		return o, r
 	}
 	if o.Kind != wire.OrderStart || o.Session != held.Session || o.Epoch != held.Epoch {
-		return o, refuse("epoch", "it is not the start that was claimed")
+		return o, refuse(wire.RefusedEpoch, "it is not the start that was claimed")
 	}
 	if _, r := in.memory.admit(o, now); r != nil {
 		return o, r

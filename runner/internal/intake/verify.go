@@ -47,11 +47,11 @@ func open(keys envelope.Keys, data []byte) (wire.Order, *Refusal) {
 func address(o wire.Order, to Audience, now int64) *Refusal {
 	switch {
 	case o.V != wire.Version:
-		return refuse("version", "version %d, not %d", o.V, wire.Version)
+		return refuse(wire.RefusedVersion, "version %d, not %d", o.V, wire.Version)
 	case o.Runner != to.Runner:
-		return refuse("audience", "for another runner")
+		return refuse(wire.RefusedAudience, "for another runner")
 	case o.Incarnation != to.Incarnation:
-		return refuse("audience", "for another start of this runner")
+		return refuse(wire.RefusedAudience, "for another start of this runner")
 	}
 	return timely(o.IssuedAt, o.ExpiresAt, now)
 }
@@ -63,15 +63,15 @@ const earliest = 1_577_836_800_000 // 2020-01-01
 func timely(iat, exp, now int64) *Refusal {
 	switch {
 	case iat < earliest || exp < earliest:
-		return refuse("bad_time", "times are not in Unix milliseconds")
+		return refuse(wire.RefusedBadTime, "times are not in Unix milliseconds")
 	case exp <= iat:
-		return refuse("bad_time", "it expires before it was issued")
+		return refuse(wire.RefusedBadTime, "it expires before it was issued")
 	case exp-iat > wire.MaxLifeMS:
-		return refuse("bad_time", "it lives longer than %d s", wire.MaxLifeMS/1000)
+		return refuse(wire.RefusedBadTime, "it lives longer than %d s", wire.MaxLifeMS/1000)
 	case iat > now+wire.SkewMS:
-		return refuse("future", "it was issued in the future; check the clocks")
+		return refuse(wire.RefusedFuture, "it was issued in the future; check the clocks")
 	case exp < now-wire.SkewMS:
-		return refuse("expired", "it has expired; check the clocks")
+		return refuse(wire.RefusedExpired, "it has expired; check the clocks")
 	}
 	return nil
 }
@@ -81,10 +81,10 @@ var idForm = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 // shape checks that an order holds what its kind needs and nothing else.
 func shape(o wire.Order) *Refusal {
 	if !idForm.MatchString(o.JTI) {
-		return refuse("payload", "jti: must be 1 to 64 letters, digits, - or _")
+		return refuse(wire.RefusedPayload, "jti: must be 1 to 64 letters, digits, - or _")
 	}
 	if o.Kind != wire.OrderDrain && (!idForm.MatchString(o.Session) || !idForm.MatchString(o.Workspace) || o.Epoch < 1) {
-		return refuse("payload", "session, workspace and epoch: must be given")
+		return refuse(wire.RefusedPayload, "session, workspace and epoch: must be given")
 	}
 	start, call, target := o.Start != nil, o.Call != nil, o.Target != ""
 	var ok bool
@@ -98,10 +98,10 @@ func shape(o wire.Order) *Refusal {
 	case wire.OrderStop, wire.OrderDrain:
 		ok = !start && !call && !target
 	default:
-		return refuse("payload", "kind: %.40q is not known", string(o.Kind))
+		return refuse(wire.RefusedPayload, "kind: %.40q is not known", string(o.Kind))
 	}
 	if !ok {
-		return refuse("payload", "the fields do not fit kind %q", string(o.Kind))
+		return refuse(wire.RefusedPayload, "the fields do not fit kind %q", string(o.Kind))
 	}
 	return nil
 }
@@ -133,7 +133,7 @@ func startCeilings(p wire.Policy, c Ceilings) *Refusal {
 }
 
 func ceiling(field, format string, args ...any) *Refusal {
-	r := refuse("ceiling", format, args...)
+	r := refuse(wire.RefusedCeiling, format, args...)
 	r.Field = field
 	return r
 }
@@ -166,26 +166,26 @@ var sha256Form = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // callCeilings checks what a call asks for.
 func callCeilings(c wire.Call) *Refusal {
-	file := c.Program == "file_read" || c.Program == "file_write"
+	file := c.Program == wire.FileRead || c.Program == wire.FileWrite
 	switch {
-	case !slices.Contains([]string{"bash", "python3", "file_read", "file_write"}, c.Program):
-		return refuse("ceiling", "program: %.40q is not one of this runner's", c.Program)
+	case !slices.Contains([]string{wire.Bash, wire.Python, wire.FileRead, wire.FileWrite}, c.Program):
+		return refuse(wire.RefusedCeiling, "program: %.40q is not one of this runner's", c.Program)
 	case len(c.Script) > wire.MaxInline:
-		return refuse("ceiling", "script: %d bytes, at most %d inside an order", len(c.Script), wire.MaxInline)
+		return refuse(wire.RefusedCeiling, "script: %d bytes, at most %d inside an order", len(c.Script), wire.MaxInline)
 	case c.InArgv && (file || c.Blob != nil || len(c.Script) > wire.MaxArgvElement || slices.Contains(c.Script, 0)):
-		return refuse("ceiling", "script: does not fit into one argument")
+		return refuse(wire.RefusedCeiling, "script: does not fit into one argument")
 	case c.Blob != nil && len(c.Script) > 0:
-		return refuse("ceiling", "blob: script and blob exclude each other")
+		return refuse(wire.RefusedCeiling, "blob: script and blob exclude each other")
 	case c.Blob != nil && (!blobForm.MatchString(c.Blob.ID) || !sha256Form.MatchString(c.Blob.SHA256) || c.Blob.Size < 1 || c.Blob.Size > wire.MaxBlob):
-		return refuse("ceiling", "blob: bad id, size or SHA-256")
+		return refuse(wire.RefusedCeiling, "blob: bad id, size or SHA-256")
 	case file && (c.Path == "" || len(c.Path) > 4096 || strings.ContainsRune(c.Path, 0)):
-		return refuse("ceiling", "path: must be 1 to 4096 bytes without NUL")
+		return refuse(wire.RefusedCeiling, "path: must be 1 to 4096 bytes without NUL")
 	case !file && c.Path != "":
-		return refuse("ceiling", "path: only for file operations")
-	case c.Program == "file_read" && (len(c.Script) > 0 || c.Blob != nil):
-		return refuse("ceiling", "script: not for file_read")
+		return refuse(wire.RefusedCeiling, "path: only for file operations")
+	case c.Program == wire.FileRead && (len(c.Script) > 0 || c.Blob != nil):
+		return refuse(wire.RefusedCeiling, "script: not for file_read")
 	case c.Encoding != "" && c.Encoding != "base64" && c.Encoding != "text":
-		return refuse("ceiling", "encoding: %.40q is not known", c.Encoding)
+		return refuse(wire.RefusedCeiling, "encoding: %.40q is not known", c.Encoding)
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ func (b *Blobs) Get(ctx context.Context, want wire.Blob) ([]byte, error) {
 	}
 	data := make([]byte, 0, want.Size)
 	for n := 0; int64(len(data)) < want.Size; n++ {
-		reply, err := b.move(ctx, wire.BlobRequest{Op: "get", ID: want.ID, N: n})
+		reply, err := b.move(ctx, wire.BlobRequest{Op: wire.BlobGet, ID: want.ID, N: n})
 		if err != nil {
 			return nil, err
 		}
@@ -64,7 +64,7 @@ func (b *Blobs) Put(ctx context.Context, data []byte) (wire.Blob, error) {
 	blob := wire.Blob{ID: b.NewID(), Size: int64(len(data)), SHA256: hex.EncodeToString(sum[:])}
 	for n, at := 0, 0; at < len(data); n++ {
 		chunk := data[at:min(at+wire.BlobChunk, len(data))]
-		if _, err := b.move(ctx, wire.BlobRequest{Op: "put", ID: blob.ID, N: n, Data: chunk}); err != nil {
+		if _, err := b.move(ctx, wire.BlobRequest{Op: wire.BlobPut, ID: blob.ID, N: n, Data: chunk}); err != nil {
 			return wire.Blob{}, err
 		}
 		at += len(chunk)

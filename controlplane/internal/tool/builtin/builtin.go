@@ -18,8 +18,8 @@ type Source struct{ tools []tool.Tool }
 // New returns the built-ins.
 func New() Source {
 	return Source{tools: []tool.Tool{
-		tool.New("python_exec", pythonExec, tool.Builtin, json.RawMessage(pythonExecParameters), script("python3", "code")),
-		tool.New("shell_exec", shellExec, tool.Builtin, json.RawMessage(shellExecParameters), script("bash", "command")),
+		tool.New("python_exec", pythonExec, tool.Builtin, json.RawMessage(pythonExecParameters), script(tool.Python, "code")),
+		tool.New("shell_exec", shellExec, tool.Builtin, json.RawMessage(shellExecParameters), script(tool.Bash, "command")),
 		tool.New("file_read", fileRead, tool.Builtin, json.RawMessage(fileReadParameters), readFile),
 		tool.New("file_write", fileWrite, tool.Builtin, json.RawMessage(fileWriteParameters), writeFile),
 	}}
@@ -59,7 +59,7 @@ func script(program, name string) func(render.Arguments) (tool.Invocation, error
 
 func readFile(args render.Arguments) (tool.Invocation, error) {
 	path, err := text(args, "path")
-	return tool.Invocation{Program: "file_read", Path: path, Encoding: encoding(args)}, err
+	return tool.Invocation{Program: tool.FileRead, Path: path, Encoding: encoding(args)}, err
 }
 
 func writeFile(args render.Arguments) (tool.Invocation, error) {
@@ -76,7 +76,7 @@ func writeFile(args render.Arguments) (tool.Invocation, error) {
 		}
 		content = string(raw)
 	}
-	return tool.Invocation{Program: "file_write", Path: path, Content: content}, nil
+	return tool.Invocation{Program: tool.FileWrite, Path: path, Content: content}, nil
 }
 
 // encoding is "base64" or empty.
