@@ -61,7 +61,7 @@ func wire(cfg config.Config, log *slog.Logger, signer *envelope.Signer, db *stor
 			WallClockSeconds: cfg.SandboxMaxWallClockSeconds, OutputBytesLimit: cfg.SandboxMaxOutputBytes,
 		},
 	}
-	tools := &tool.Service{Store: db, Now: time.Now, NewID: newID}
+	tools := &tool.Service{Store: db, Sole: personal(cfg), Now: time.Now, NewID: newID}
 	sources := []tool.Source{builtin.New(), tools}
 	users := &identity.Service{Store: db, AdminToken: identity.Digest(cfg.AdminToken.Reveal()), Now: time.Now, NewID: newID}
 
