@@ -376,3 +376,24 @@ func TestEveryCodeIsDocumented(t *testing.T) {
 		}
 	}
 }
+
+// TestAWorkspaceOfTheSameNameHasNothingOfTheOld: an id may come again.
+func TestAWorkspaceOfTheSameNameHasNothingOfTheOld(t *testing.T) {
+	eachTier(t, func(t *testing.T, s *stack) {
+		admin, _ := s.tenant("again")
+		admin.tool("old_tool", "echo {x}", "x")
+		ses := admin.session()
+		wantStatus(t, admin.call(ses, "old_tool", object{"x": "old"}), "ok")
+		admin.delete("/v1/agent-sessions/" + ses).want(204)
+		s.delete("/admin/workspaces/again").want(204)
+
+		admin, _ = s.tenant("again")
+		call := admin.call(admin.session(), "old_tool", object{"x": "old"})
+		if wantStatus(t, call, "invalid_arguments"); call.obj("error").str("code") != "unknown_tool" {
+			t.Errorf("got %v", call)
+		}
+		if found := admin.get("/v1/tools").list("tools"); len(found) != 4 {
+			t.Errorf("%d tools, want the built-ins", len(found))
+		}
+	})
+}

@@ -63,7 +63,7 @@ func wire(cfg config.Config, log *slog.Logger, signer *envelope.Signer, db *stor
 	}
 	tools := &tool.Service{Store: db, Sole: personal(cfg), Now: time.Now, NewID: newID}
 	sources := []tool.Source{builtin.New(), tools}
-	users := &identity.Service{Store: db, AdminToken: identity.Digest(cfg.AdminToken.Reveal()), Now: time.Now, NewID: newID}
+	users := &identity.Service{Store: db, AdminToken: identity.Digest(cfg.AdminToken.Reveal()), Now: time.Now, NewID: newID, Gone: tools.Forget}
 
 	replica := newID()
 	d := &dispatch.Dispatcher{

@@ -65,7 +65,8 @@ type Service struct {
 	Store      Store
 	AdminToken [sha256.Size]byte // digest of the bootstrap admin's token
 	Now        func() time.Time
-	NewID      func() string // a UUIDv7 in hex
+	NewID      func() string          // a UUIDv7 in hex
+	Gone       func(workspace string) // told of a workspace that may be gone, whose id may come again; may be nil
 }
 
 // Digest is the SHA-256 of a token: all that is kept of it.
@@ -156,6 +157,9 @@ func (s *Service) DeleteWorkspace(ctx context.Context, p Principal, id string) e
 	}
 	if id == DefaultWorkspace {
 		return fault.New(fault.Conflict, "workspace %q can't be deleted", DefaultWorkspace)
+	}
+	if s.Gone != nil {
+		defer s.Gone(id)
 	}
 	return s.Store.DeleteWorkspace(ctx, id, s.event(p, id, audit.WorkspaceDelete, id))
 }
@@ -344,7 +348,7 @@ func (s *Service) now() time.Time { return s.Now().UTC().Truncate(time.Microseco
 
 func (s *Service) event(p Principal, workspace, action, object string) audit.Event {
 	return audit.Event{
-		ID: "aud_" + s.NewID(), At: s.now(), Workspace: workspace, Actor: p.UserID,
+		ID: audit.ID(s.NewID()), At: s.now(), Workspace: workspace, Actor: p.UserID,
 		Action: action, Object: object, Outcome: audit.OK,
 	}
 }

@@ -113,6 +113,9 @@ func (s *Service) read(ctx context.Context, workspace string) ([]Tool, error) {
 	return tools, nil
 }
 
+// Forget is told of a workspace that is gone, with its tools.
+func (s *Service) Forget(workspace string) { s.known.changed(workspace) }
+
 // ETag names the state of a spec for If-Match.
 func ETag(s Spec) string { return strconv.Quote(strconv.FormatInt(s.Revision, 10)) }
 
