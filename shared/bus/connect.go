@@ -73,12 +73,12 @@ func Connect(name string, a Access, log *slog.Logger, more ...nats.Option) (*nat
 		nats.Timeout(3 * time.Second),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
-				log.Warn("bus disconnected", "err", err)
+				log.Warn("bus disconnected", "error", err)
 			}
 		}),
 		nats.ReconnectHandler(func(*nats.Conn) { log.Info("bus reconnected") }),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
-			log.Warn("bus error", "err", err)
+			log.Warn("bus error", "error", err)
 		}),
 	}
 	if a.User != "" {

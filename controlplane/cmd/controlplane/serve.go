@@ -105,7 +105,7 @@ func (p *parts) migrate(ctx context.Context, log *slog.Logger) bool {
 		if err == nil || ctx.Err() != nil {
 			return err == nil
 		}
-		log.Warn("database is not ready", "err", err, "again_in", pause)
+		log.Warn("database is not ready", "error", err, "again_in", pause)
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):

@@ -9,13 +9,22 @@ type Event struct {
 	ID           string
 	At           time.Time
 	Workspace    string
-	Actor        string // user id, "bootstrap", "runner:<id>" or "controlplane"
+	Actor        string // user id, "bootstrap", Runner of one, or ControlPlane
 	Action       string // one of the constants below
 	Object       string // the id or name acted on
 	Outcome      string // "ok" or a code
 	PolicyDigest string // calls only
 	Detail       string // free text for people; never a secret
 }
+
+// ControlPlane is the actor of what the control plane does by itself.
+const ControlPlane = "controlplane"
+
+// Runner is the actor that a runner's id stands for.
+func Runner(id string) string { return "runner:" + id }
+
+// ID is an event's id, made of an id without prefix.
+func ID(id string) string { return "aud_" + id }
 
 // OK is the outcome of an action that did what it was asked.
 const OK = "ok"

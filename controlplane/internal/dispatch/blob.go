@@ -102,7 +102,7 @@ func (d *Dispatcher) dropBlob(ctx context.Context, runner, id string) {
 		err = (*s).Purge(ctx, jetstream.WithPurgeSubject("bw.chunk."+runner+"."+id+".*"))
 	}
 	if err != nil {
-		d.Log.WarnContext(ctx, "blob stays until it ages out", "blob", id, "err", err)
+		d.Log.WarnContext(ctx, "blob stays until it ages out", "blob", id, "error", err)
 	}
 }
 
@@ -130,7 +130,7 @@ func (d *Dispatcher) moveChunk(ctx context.Context, runner string, data []byte) 
 	switch q.Op {
 	case wire.BlobPut:
 		if _, err := d.JS.Publish(ctx, chunkSubject(runner, q.ID, q.N), q.Data); err != nil {
-			d.Log.WarnContext(ctx, "blob chunk not kept", "runner", runner, "err", err)
+			d.Log.WarnContext(ctx, "blob chunk not kept", "runner", runner, "error", err)
 			return wire.BlobReply{Reason: "unavailable"}
 		}
 		return wire.BlobReply{OK: true}
@@ -140,7 +140,7 @@ func (d *Dispatcher) moveChunk(ctx context.Context, runner string, data []byte) 
 		case errors.Is(err, errNoBlob):
 			return wire.BlobReply{Reason: "not_found"}
 		case err != nil:
-			d.Log.WarnContext(ctx, "blob chunk not read", "runner", runner, "err", err)
+			d.Log.WarnContext(ctx, "blob chunk not read", "runner", runner, "error", err)
 			return wire.BlobReply{Reason: "unavailable"}
 		}
 		return wire.BlobReply{OK: true, Data: chunk}

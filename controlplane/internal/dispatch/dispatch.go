@@ -118,7 +118,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		d.ready.Store(false)
 		if err != nil && ctx.Err() == nil {
 			pause = min(max(2*pause, 100*time.Millisecond), 2*time.Second)
-			d.Log.WarnContext(ctx, "bus is not ready", "err", err, "again_in", pause)
+			d.Log.WarnContext(ctx, "bus is not ready", "error", err, "again_in", pause)
 			sleep(ctx, pause)
 		}
 	}

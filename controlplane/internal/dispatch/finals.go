@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/bigwave/bigwave/controlplane/internal/audit"
 	"github.com/bigwave/bigwave/shared/bus"
 	"github.com/bigwave/bigwave/shared/fault"
 	"github.com/bigwave/bigwave/shared/wire"
@@ -83,7 +84,7 @@ const (
 func (d *Dispatcher) onReport(ctx context.Context, m jetstream.Msg) {
 	r, err := d.openReport(m.Subject(), m.Data())
 	if err != nil {
-		d.reject(ctx, "result", bus.RunnerOf(m.Subject()), object(r), err)
+		d.reject(ctx, audit.ResultRejected, bus.RunnerOf(m.Subject()), object(r), err)
 		d.settle(ctx, m, drop)
 		return
 	}
@@ -117,13 +118,13 @@ func (d *Dispatcher) take(ctx context.Context, m jetstream.Msg, r wire.Report) v
 		return done
 	case fault.Is(err, fault.Conflict), fault.Is(err, fault.NotFound), fault.Is(err, fault.Invalid): // recorded there
 		d.count("result", string(fault.From(err).Kind))
-		d.Log.WarnContext(ctx, "report refused", "kind", string(r.Kind), "runner", r.Runner, "session", r.Session, "epoch", r.Epoch, "call", r.Call, "err", err)
+		d.Log.WarnContext(ctx, "report refused", "kind", string(r.Kind), "runner", r.Runner, "session", r.Session, "epoch", r.Epoch, "call", r.Call, "error", err)
 		return drop
 	case !fault.Is(err, fault.Unavailable) && tries(m) >= maxTries:
-		d.reject(ctx, "result", r.Runner, object(r), &refusal{"internal", err})
+		d.reject(ctx, audit.ResultRejected, r.Runner, object(r), &refusal{"internal", err})
 		return drop
 	}
-	d.Log.WarnContext(ctx, "report not taken yet", "kind", string(r.Kind), "session", r.Session, "call", r.Call, "err", err)
+	d.Log.WarnContext(ctx, "report not taken yet", "kind", string(r.Kind), "session", r.Session, "call", r.Call, "error", err)
 	return retry
 }
 
@@ -147,7 +148,7 @@ func (d *Dispatcher) applyDone(ctx context.Context, r wire.Report) error {
 		full := withOutput
 		switch {
 		case errors.Is(err, errBlobHash), errors.Is(err, errNoBlob):
-			d.reject(ctx, "result", r.Runner, r.Call, &refusal{"output_hash", err})
+			d.reject(ctx, audit.ResultRejected, r.Runner, r.Call, &refusal{"output_hash", err})
 			full = func(w wire.Done, _ []byte) wire.Done { return withoutOutput(w) }
 		case err != nil:
 			return fault.Wrap(err, fault.Unavailable, "output of call %s can't be read now", r.Call)
@@ -179,7 +180,7 @@ func (d *Dispatcher) settle(ctx context.Context, m jetstream.Msg, v verdict) {
 		err = m.NakWithDelay(time.Second)
 	}
 	if err != nil {
-		d.Log.WarnContext(ctx, "report not acknowledged", "err", err)
+		d.Log.WarnContext(ctx, "report not acknowledged", "error", err)
 	}
 }
 

@@ -30,7 +30,7 @@ func (d *Dispatcher) Notify(sessionID string, n run.Notice) {
 		err = d.Bus.PublishMsg(m)
 	}
 	if err != nil {
-		d.Log.WarnContext(context.Background(), "notice not sent", "kind", n.Kind, "session", sessionID, "err", err)
+		d.Log.WarnContext(context.Background(), "notice not sent", "kind", n.Kind, "session", sessionID, "error", err)
 	}
 }
 

@@ -63,7 +63,7 @@ func (d *Dispatcher) Call(ctx context.Context, s session.Session, c run.Call, in
 	if len(call.Script) > wire.MaxInline {
 		blob, err := d.putBlob(ctx, c.Runner, scriptBlob(c.ID), call.Script)
 		if err != nil {
-			d.Log.WarnContext(ctx, "script not kept for the runner", "call", c.ID, "err", err)
+			d.Log.WarnContext(ctx, "script not kept for the runner", "call", c.ID, "error", err)
 			return run.Reply{Code: codeNotSent, Reason: "the script could not be put on the bus"}, nil
 		}
 		call.Script, call.Blob = nil, blob

@@ -39,10 +39,17 @@ func (q *quota) take(now time.Time, sender string) bool {
 	return true
 }
 
-// reject records that a runner's message was not taken. what is "claim",
-// "beat" or "result".
-func (d *Dispatcher) reject(ctx context.Context, what, runner, object string, err error) {
-	why := reason(err)
+// rejected are the messages of runners that may not be taken, as they are counted.
+var rejected = map[string]string{
+	audit.ClaimRejected:  "claim",
+	audit.BeatRejected:   "beat",
+	audit.ResultRejected: "result",
+}
+
+// reject records that a runner's message was not taken; action is one of the
+// three that say so.
+func (d *Dispatcher) reject(ctx context.Context, action, runner, object string, err error) {
+	why, what := reason(err), rejected[action]
 	if d.Rejects != nil {
 		d.Rejects.WithLabelValues(what, why).Inc()
 	}
@@ -50,13 +57,13 @@ func (d *Dispatcher) reject(ctx context.Context, what, runner, object string, er
 	if !d.records.take(d.Now(), what+" "+runner+" "+why) {
 		return
 	}
-	d.Log.WarnContext(ctx, "message of a runner rejected", "what", what, "reason", why, "runner", runner, "object", object, "err", clip(err.Error(), 500))
+	d.Log.WarnContext(ctx, "message of a runner rejected", "what", what, "reason", why, "runner", runner, "object", object, "error", clip(err.Error(), 500))
 	e := audit.Event{
-		ID:        "aud_" + d.NewID(),
+		ID:        audit.ID(d.NewID()),
 		At:        d.Now(),
 		Workspace: identity.DefaultWorkspace,
-		Actor:     "runner:" + runner,
-		Action:    what + "_rejected",
+		Actor:     audit.Runner(runner),
+		Action:    action,
 		Object:    object,
 		Outcome:   why,
 		Detail:    clip(err.Error(), 500),
@@ -64,6 +71,6 @@ func (d *Dispatcher) reject(ctx context.Context, what, runner, object string, er
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
 	defer cancel()
 	if err := d.Records.InsertEvent(ctx, e); err != nil {
-		d.Log.WarnContext(ctx, "reject record not written", "err", err)
+		d.Log.WarnContext(ctx, "reject record not written", "error", err)
 	}
 }

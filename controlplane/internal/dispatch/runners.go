@@ -7,6 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/bigwave/bigwave/controlplane/internal/audit"
 	"github.com/bigwave/bigwave/shared/bus"
 	"github.com/bigwave/bigwave/shared/fault"
 	"github.com/bigwave/bigwave/shared/strictjson"
@@ -31,7 +32,7 @@ func (d *Dispatcher) claim(ctx context.Context, subject string, data []byte) wir
 		err = checkClaim(c, subject, d.Now())
 	}
 	if err != nil {
-		d.reject(ctx, "claim", bus.RunnerOf(subject), c.Session, err)
+		d.reject(ctx, audit.ClaimRejected, bus.RunnerOf(subject), c.Session, err)
 		return wire.ClaimReply{Taken: true, Reason: reason(err)}
 	}
 	grant, err := d.Sessions.Claim(ctx, claim(c))
@@ -49,7 +50,7 @@ func (d *Dispatcher) claim(ctx context.Context, subject string, data []byte) wir
 func (d *Dispatcher) why(ctx context.Context, doing string, err error) string {
 	f := fault.From(err)
 	if f.Kind == fault.Internal || f.Kind == fault.Unavailable {
-		d.Log.ErrorContext(ctx, "runner got no answer", "doing", doing, "err", err)
+		d.Log.ErrorContext(ctx, "runner got no answer", "doing", doing, "error", err)
 		return string(f.Kind)
 	}
 	return f.Message
@@ -83,7 +84,7 @@ func (d *Dispatcher) onBeat(ctx context.Context, wg *sync.WaitGroup) nats.MsgHan
 	return func(m *nats.Msg) {
 		b, err := d.openBeat(m.Subject, m.Data)
 		if err != nil {
-			d.reject(ctx, "beat", bus.RunnerOf(m.Subject), b.Incarnation, err)
+			d.reject(ctx, audit.BeatRejected, bus.RunnerOf(m.Subject), b.Incarnation, err)
 			d.reply(ctx, m, wire.BeatReply{Reason: reason(err)})
 			return
 		}
@@ -117,7 +118,7 @@ func (d *Dispatcher) openBeat(subject string, data []byte) (wire.Beat, error) {
 
 func (d *Dispatcher) beat(ctx context.Context, b wire.Beat) wire.BeatReply {
 	if err := d.ensurePool(ctx, b.Pool); err != nil {
-		d.Log.WarnContext(ctx, "pool has no consumer yet", "pool", b.Pool, "err", err)
+		d.Log.WarnContext(ctx, "pool has no consumer yet", "pool", b.Pool, "error", err)
 	}
 	held, err := d.Fleet.Beat(ctx, beat(b, d.Now()))
 	if err != nil {
@@ -136,6 +137,6 @@ func (d *Dispatcher) reply(ctx context.Context, m *nats.Msg, v any) {
 		err = m.Respond(data)
 	}
 	if err != nil {
-		d.Log.WarnContext(ctx, "answer not sent", "subject", m.Subject, "err", err)
+		d.Log.WarnContext(ctx, "answer not sent", "subject", m.Subject, "error", err)
 	}
 }

@@ -158,7 +158,7 @@ func (s *senders) counts(ctx context.Context, d *Dispatcher, runID, runner strin
 	s.asked = d.Now()
 	runners, err := d.Senders(ctx, runID)
 	if err != nil {
-		d.Log.WarnContext(ctx, "frame not shown", "run", runID, "runner", runner, "err", err)
+		d.Log.WarnContext(ctx, "frame not shown", "run", runID, "runner", runner, "error", err)
 		return false
 	}
 	s.runners = runners

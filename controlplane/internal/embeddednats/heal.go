@@ -36,7 +36,7 @@ func (s *Server) heal() {
 			continue
 		}
 		if err := s.restart(); err != nil {
-			s.cfg.Log.Error("bus did not start anew", "err", err)
+			s.cfg.Log.Error("bus did not start anew", "error", err)
 			continue
 		}
 		s.cfg.Log.Warn("bus started anew after its store had failed")

@@ -98,7 +98,7 @@ func (s *Server) writeError(err error, c echo.Context) {
 		h.Set("Connection", "close")
 	}
 	if err := writeAs(c, p.Status, "application/problem+json", p); err != nil {
-		s.Log.WarnContext(c.Request().Context(), "problem not written", "request_id", p.RequestID, "err", err)
+		s.Log.WarnContext(c.Request().Context(), "problem not written", "request_id", p.RequestID, "error", err)
 	}
 }
 
@@ -110,5 +110,5 @@ func (s *Server) logFailure(ctx context.Context, p problem, err error) {
 	if p.Status == http.StatusServiceUnavailable {
 		level = slog.LevelWarn
 	}
-	s.Log.Log(ctx, level, "request failed", "request_id", p.RequestID, "code", p.Code, "err", err)
+	s.Log.Log(ctx, level, "request failed", "request_id", p.RequestID, "code", p.Code, "error", err)
 }

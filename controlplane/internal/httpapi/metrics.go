@@ -77,7 +77,7 @@ func (s *Server) metrics(c echo.Context) error {
 	ctx := c.Request().Context()
 	runs, sessions, err := s.Counts(ctx)
 	if err != nil {
-		s.Log.WarnContext(ctx, "nothing counted for the metrics", "request_id", requestID(c), "err", err)
+		s.Log.WarnContext(ctx, "nothing counted for the metrics", "request_id", requestID(c), "error", err)
 	}
 	set(s.observer.runs, runs)
 	set(s.observer.sessions, sessions)

@@ -33,7 +33,7 @@ func (s *Server) ready(c echo.Context) error {
 		if err := parts[name]; err != nil {
 			out.Parts[name] = sentence(err)
 			out.Status, code = "not ready", http.StatusServiceUnavailable
-			s.Log.WarnContext(ctx, "part not ready", "part", name, "err", err)
+			s.Log.WarnContext(ctx, "part not ready", "part", name, "error", err)
 		}
 	}
 	if code != http.StatusOK {

@@ -84,7 +84,7 @@ func (s *Service) ready() error {
 
 func (s *Service) event(p identity.Principal, action string) audit.Event {
 	return audit.Event{
-		ID: "aud_" + s.NewID(), At: s.Now(), Workspace: p.Workspace, Actor: p.UserID,
+		ID: audit.ID(s.NewID()), At: s.Now(), Workspace: p.Workspace, Actor: p.UserID,
 		Action: action, Object: p.Workspace, Outcome: audit.OK,
 	}
 }

@@ -39,7 +39,7 @@ func (s *Service) Apply(ctx context.Context, o Outcome) error {
 	if err != nil {
 		return s.reject(ctx, o, "", err)
 	}
-	finish := s.finish("runner:"+o.Runner, "report")
+	finish := s.finish(audit.Runner(o.Runner), "report")
 	ended, ok, err := s.Store.FinishCall(ctx, o, finish)
 	if err != nil {
 		return err
@@ -193,7 +193,7 @@ func (o Outcome) same(c Call) bool {
 // reject records a report that was not accepted and passes its error on.
 func (s *Service) reject(ctx context.Context, o Outcome, workspace string, err error) error {
 	e := audit.Event{
-		ID: "aud_" + s.NewID(), At: s.Now(), Workspace: workspace, Actor: session.Text("runner:" + o.Runner),
+		ID: audit.ID(s.NewID()), At: s.Now(), Workspace: workspace, Actor: session.Text(audit.Runner(o.Runner)),
 		Action: audit.ResultRejected, Object: session.Text(o.Call), Outcome: fault.From(err).PublicCode(), Detail: fault.From(err).Message,
 	}
 	if insertErr := s.Store.InsertEvent(ctx, e); insertErr != nil {

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bigwave/bigwave/controlplane/internal/audit"
 	"github.com/bigwave/bigwave/controlplane/internal/identity"
 	"github.com/bigwave/bigwave/controlplane/internal/session"
 	"github.com/bigwave/bigwave/controlplane/internal/tool"
@@ -256,7 +257,7 @@ func (d *driver) endPending(ctx context.Context, r Run, v session.Verdict, mecha
 			ids = append(ids, c.ID)
 		}
 	}
-	ended, err := d.Store.EndCalls(ctx, r, ids, []CallStatus{Pending}, v, d.finish("controlplane", mechanism))
+	ended, err := d.Store.EndCalls(ctx, r, ids, []CallStatus{Pending}, v, d.finish(audit.ControlPlane, mechanism))
 	if err != nil {
 		d.Log.WarnContext(ctx, "end waiting calls", "run", r.ID, "error", err)
 	}
@@ -304,7 +305,7 @@ func (d *driver) invocable(ctx context.Context, r Run, call Call) bool {
 	inv, err := invocation(registry, call)
 	if failure, refused := refusal(err); refused {
 		v := session.Verdict{Status: string(InvalidArguments), Code: fault.Code(failure.Code), Field: failure.Field, Message: failure.Message}
-		ended, err := d.Store.EndCalls(ctx, r, []string{call.ID}, []CallStatus{Pending}, v, d.finish("controlplane", "prepared anew after a take-over"))
+		ended, err := d.Store.EndCalls(ctx, r, []string{call.ID}, []CallStatus{Pending}, v, d.finish(audit.ControlPlane, "prepared anew after a take-over"))
 		if err == nil {
 			d.publish(ended)
 		}

@@ -370,7 +370,7 @@ func (s *Service) cancelCall(ctx context.Context, c session.Session, call Call) 
 // endSent ends one sent call by our own word.
 func (s *Service) endSent(ctx context.Context, call Call, v session.Verdict, mechanism string) {
 	r := Run{ID: call.Run, Session: call.Session, Workspace: call.Workspace}
-	ended, err := s.Store.EndCalls(ctx, r, []string{call.ID}, inFlight, v, s.finish("controlplane", mechanism))
+	ended, err := s.Store.EndCalls(ctx, r, []string{call.ID}, inFlight, v, s.finish(audit.ControlPlane, mechanism))
 	if err != nil {
 		s.Log.WarnContext(ctx, "end a call", "call", call.ID, "error", err)
 		return
@@ -386,7 +386,7 @@ func (s *Service) RunnerLost(ctx context.Context, runner, incarnation, reason st
 		Runner: runner, Incarnation: incarnation,
 		Sent:    session.Verdict{Status: string(RunnerLost), Code: fault.RunnerLost, Message: fault.Codes[fault.RunnerLost].Meaning},
 		Pending: session.Verdict{Status: string(StartFailed), Code: fault.SessionLost, Message: "the session was lost before the call was sent; nothing ran"},
-		Finish:  s.finish("controlplane", reason),
+		Finish:  s.finish(audit.ControlPlane, reason),
 	})
 	if err != nil {
 		return err

@@ -39,7 +39,7 @@ func (s *Service) Start(ctx context.Context, p identity.Principal, sessionID str
 	r, c, err := s.Store.AdmitRun(ctx, Admission{
 		Run: r, Principal: p, MaxOpen: s.MaxOpen, StartBy: now.Add(s.ClaimWait),
 		Event: audit.Event{
-			ID: "aud_" + s.NewID(), At: now, Workspace: r.Workspace, Actor: r.Owner,
+			ID: audit.ID(s.NewID()), At: now, Workspace: r.Workspace, Actor: r.Owner,
 			Action: audit.RunStarted, Object: r.ID, Outcome: audit.OK, Detail: r.Session,
 		},
 	})

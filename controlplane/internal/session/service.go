@@ -286,7 +286,7 @@ func (s *Service) Claim(ctx context.Context, c Claim) (Grant, error) {
 		PolicyDigest: p.Digest(), WallClockSeconds: p.WallClockSeconds, OutputBytesLimit: p.OutputBytesLimit,
 		StartBy: s.Now().Add(orDuration(s.StartTimeout, 20*time.Second)),
 	}
-	e := s.event(found, "runner:"+c.Runner, audit.SessionClaimed, audit.OK, "")
+	e := s.event(found, audit.Runner(c.Runner), audit.SessionClaimed, audit.OK, "")
 	e.PolicyDigest = t.PolicyDigest
 	granted, err := s.Store.ClaimSession(ctx, c, t, e)
 	if err != nil {
@@ -298,7 +298,7 @@ func (s *Service) Claim(ctx context.Context, c Claim) (Grant, error) {
 // Started makes a claimed session live. A repeated report changes nothing; a
 // report of anybody but the holder is refused with fault.Conflict and recorded.
 func (s *Service) Started(ctx context.Context, c Claim, b Sandbox) error {
-	e := s.event(Session{ID: c.Session}, "runner:"+c.Runner, audit.SessionStarted, audit.OK, "")
+	e := s.event(Session{ID: c.Session}, audit.Runner(c.Runner), audit.SessionStarted, audit.OK, "")
 	e.PolicyDigest = b.PolicyDigest
 	live, err := s.Store.SessionStarted(ctx, c, b, e)
 	if err == nil {
@@ -329,7 +329,7 @@ func (s *Service) StartFailed(ctx context.Context, c Claim, code, field, message
 	}
 	e := Ending{
 		From: []Status{Starting}, To: Idle, Reason: string(known), Raise: true,
-		Event: s.event(found, "runner:"+c.Runner, audit.SessionFailed, string(known), Text(message)),
+		Event: s.event(found, audit.Runner(c.Runner), audit.SessionFailed, string(known), Text(message)),
 	}
 	if known != fault.Capacity { // else those who wait ask again, as long as they have patience
 		e.Pending = Verdict{Status: "start_failed", Code: known, Field: clip(field), Message: Text(message)}
@@ -345,7 +345,7 @@ func (s *Service) Ended(ctx context.Context, c Claim, code, message string) erro
 		return err
 	}
 	reason := clip(code)
-	event := s.event(found, "runner:"+c.Runner, audit.SessionEnded, reason, Text(message))
+	event := s.event(found, audit.Runner(c.Runner), audit.SessionEnded, reason, Text(message))
 	switch found.Status {
 	case Starting:
 		return s.end(ctx, c, found, Ending{From: []Status{Starting}, To: Idle, Reason: reason, Raise: true, Event: event})
@@ -398,7 +398,7 @@ func (s *Service) refused(ctx context.Context, c Claim, found Session, action st
 	if !fault.Is(err, fault.Conflict) {
 		return err
 	}
-	e := s.event(found, "runner:"+c.Runner, audit.ResultRejected, "conflict", action+": "+fault.From(err).Message)
+	e := s.event(found, audit.Runner(c.Runner), audit.ResultRejected, "conflict", action+": "+fault.From(err).Message)
 	if insertErr := s.Store.InsertEvent(ctx, e); insertErr != nil {
 		return insertErr // the report comes again and is recorded then
 	}
@@ -430,7 +430,7 @@ func (s *Service) Sweep(ctx context.Context) error {
 	}
 	for _, c := range expired {
 		more := Ending{Unused: c.Reason == ClosedByIdle, LastUsed: c.LastUsedAt}
-		if err := s.close(ctx, c, "controlplane", c.Reason, more); err != nil && !fault.Is(err, fault.Conflict) {
+		if err := s.close(ctx, c, audit.ControlPlane, c.Reason, more); err != nil && !fault.Is(err, fault.Conflict) {
 			return err
 		}
 	}
@@ -442,7 +442,7 @@ func (s *Service) Sweep(ctx context.Context) error {
 		_, ended, err := s.Store.EndSession(ctx, Ending{
 			Session: c.ID, From: []Status{Starting}, Epoch: c.Epoch, Unused: true, LastUsed: c.LastUsedAt,
 			To: Idle, Reason: StartExpired, Raise: true, At: s.Now(), NewID: s.NewID,
-			Event: s.event(c, "controlplane", audit.SessionIdle, StartExpired, "deadline passed and no run waits"),
+			Event: s.event(c, audit.ControlPlane, audit.SessionIdle, StartExpired, "deadline passed and no run waits"),
 		})
 		if err == nil {
 			s.Runs.SessionChanged(c.ID, ended)
@@ -455,7 +455,7 @@ func (s *Service) Sweep(ctx context.Context) error {
 
 func (s *Service) event(c Session, actor, action, outcome, detail string) audit.Event {
 	return audit.Event{
-		ID: "aud_" + s.NewID(), At: s.Now(), Workspace: c.Workspace, Actor: actor, Action: action,
+		ID: audit.ID(s.NewID()), At: s.Now(), Workspace: c.Workspace, Actor: actor, Action: action,
 		Object: c.ID, Outcome: outcome, PolicyDigest: c.PolicyDigest, Detail: detail,
 	}
 }

@@ -123,7 +123,7 @@ func (d *daemon) serve(stop, hurry context.Context, finals *stream.Finals, work 
 		endRetries()
 		_ = g.Wait() // Run ends without an error
 		if err := finals.Close(); err != nil {
-			d.log.Warn("answers of the event stream are still listened for", "err", err)
+			d.log.Warn("answers of the event stream are still listened for", "error", err)
 		}
 	}()
 	if _, err := finals.Recover(stop); err != nil {
@@ -166,7 +166,7 @@ func (d *daemon) closeWork(work *execution.Service) {
 	ctx, cancel := context.WithTimeout(context.Background(), workGrace)
 	defer cancel()
 	if err := work.Close(ctx); err != nil {
-		d.log.Error("work did not end", "err", err)
+		d.log.Error("work did not end", "error", err)
 	}
 }
 
@@ -174,7 +174,7 @@ func (d *daemon) closeWork(work *execution.Service) {
 func (d *daemon) save(finals *stream.Finals) error {
 	n, err := finals.Save()
 	if err != nil {
-		d.log.Error("reports could not be spooled", "count", n, "err", err)
+		d.log.Error("reports could not be spooled", "count", n, "error", err)
 		return errUnclean
 	}
 	if n > 0 {
@@ -231,7 +231,7 @@ func (d *daemon) close(b sandbox.Backend) {
 	ctx, cancel := context.WithTimeout(context.Background(), backendGrace)
 	defer cancel()
 	if err := b.Close(ctx); err != nil {
-		d.log.Error("backend did not close cleanly", "err", err)
+		d.log.Error("backend did not close cleanly", "error", err)
 	}
 }
 
@@ -269,7 +269,7 @@ func (d *daemon) trust(ctx context.Context) (trust, error) {
 func (d *daemon) publish(p envelope.Public) {
 	path := filepath.Join(d.cfg.RunnerKeysDir, d.cfg.RunnerID+".pub")
 	if err := envelope.WritePublic(path, p); err != nil {
-		d.log.Debug("public key was not left for the control plane", "path", path, "err", err)
+		d.log.Debug("public key was not left for the control plane", "path", path, "error", err)
 	}
 }
 

@@ -127,7 +127,7 @@ func (s *Service) unstarted(c *call, err error) *wire.Done {
 	if errors.Is(err, sandbox.ErrClosed) {
 		return failed("start_failed", fault.SessionLost, "The session's sandbox had ended before the call could start; nothing ran.")
 	}
-	s.Log.Error("call could not be started", "session", c.session.held.Session, "call", c.ID, "err", err)
+	s.Log.Error("call could not be started", "session", c.session.held.Session, "call", c.ID, "error", err)
 	if c.Blob != nil && errors.Is(err, stream.ErrBlob) {
 		return failed("start_failed", fault.StartFailed, "The call's script or content could not be fetched whole; nothing ran.")
 	}
@@ -164,7 +164,7 @@ func (s *Service) upload(c *call, data []byte) (wire.Blob, error) {
 		if err == nil || s.uploads.Err() != nil || errors.Is(err, stream.ErrBlob) {
 			return blob, err
 		}
-		s.Log.Warn("output could not be uploaded yet", "call", c.ID, "err", err)
+		s.Log.Warn("output could not be uploaded yet", "call", c.ID, "error", err)
 		select {
 		case <-time.After(wait):
 		case <-s.uploads.Done():
@@ -174,7 +174,7 @@ func (s *Service) upload(c *call, data []byte) (wire.Blob, error) {
 
 // shrink keeps what fits into the report itself.
 func (s *Service) shrink(c *call, out output, done *wire.Done, err error) {
-	s.Log.Error("output could not be uploaded; the report carries a part of it", "call", c.ID, "err", err)
+	s.Log.Error("output could not be uploaded; the report carries a part of it", "call", c.ID, "error", err)
 	done.Stdout, _ = out.stdout.Fit(wire.MaxInlineDone / 2)
 	done.Stderr, _ = out.stderr.Fit(wire.MaxInlineDone / 2)
 	done.Truncated = true

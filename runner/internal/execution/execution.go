@@ -270,6 +270,6 @@ func (s *Service) report(held wire.Held, r wire.Report) {
 	r.Session, r.Epoch = held.Session, held.Epoch
 	r.At = s.Now().UnixMilli()
 	if err := s.Reports.Send(r); err != nil {
-		s.Log.Error("report could not be sent", "kind", r.Kind, "session", r.Session, "call", r.Call, "err", err)
+		s.Log.Error("report could not be sent", "kind", r.Kind, "session", r.Session, "call", r.Call, "error", err)
 	}
 }

@@ -120,7 +120,7 @@ func (s *Service) remove(ses *session, box sandbox.Sandbox) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ses.ctx), closeTime)
 	defer cancel()
 	if err := box.Close(ctx); err != nil {
-		s.Log.Error("sandbox did not close cleanly", "session", ses.held.Session, "err", err)
+		s.Log.Error("sandbox did not close cleanly", "session", ses.held.Session, "error", err)
 	}
 }
 
@@ -139,7 +139,7 @@ func (s *Service) reportUnstarted(ses *session, err error) {
 	s.mu.Lock()
 	s.failures++
 	s.mu.Unlock()
-	s.Log.Error("sandbox could not be made", "session", ses.held.Session, "err", err)
+	s.Log.Error("sandbox could not be made", "session", ses.held.Session, "error", err)
 	s.report(ses.held, wire.Report{Kind: wire.SessionFailed, Failure: startFailure(err)})
 }
 

@@ -27,7 +27,7 @@ func (in *Intake) beat(ctx context.Context) error {
 		if err := in.sendBeat(ctx, false); err != nil && ctx.Err() == nil {
 			if now := time.Now(); now.Sub(told) > reportMute {
 				told = now
-				in.Log.Warn("beat was not answered", "err", err)
+				in.Log.Warn("beat was not answered", "error", err)
 			}
 			in.abandon(began)
 		}
@@ -104,6 +104,6 @@ func (in *Intake) lastBeat(ctx context.Context) {
 		return
 	}
 	if err := in.sendBeat(ctx, true); err != nil {
-		in.Log.Warn("last beat was not answered", "err", err)
+		in.Log.Warn("last beat was not answered", "error", err)
 	}
 }

@@ -171,7 +171,7 @@ func (in *Intake) answer(m *nats.Msg, reply wire.OrderReply) {
 		err = m.Respond(data)
 	}
 	if err != nil {
-		in.Log.Warn("order was not answered", "err", err)
+		in.Log.Warn("order was not answered", "error", err)
 	}
 }
 

@@ -60,7 +60,7 @@ func (in *Intake) pull(ctx context.Context, sub *nats.Subscription) {
 	if err != nil || len(msgs) == 0 {
 		<-in.slots
 		if ctx.Err() == nil && err != nil && !errors.Is(err, nats.ErrTimeout) && !errors.Is(err, context.DeadlineExceeded) {
-			in.Log.Debug("no ticket could be pulled", "err", err)
+			in.Log.Debug("no ticket could be pulled", "error", err)
 			pause(ctx, pullPause)
 		}
 		return
@@ -110,7 +110,7 @@ func (in *Intake) ack(ctx context.Context, m *nats.Msg) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimWait)
 	defer cancel()
 	if err := m.AckSync(nats.Context(ctx)); err != nil {
-		in.Log.Warn("ticket could not be acknowledged", "err", err)
+		in.Log.Warn("ticket could not be acknowledged", "error", err)
 	}
 }
 

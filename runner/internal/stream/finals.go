@@ -106,7 +106,7 @@ func (f *Finals) publish(one *final) {
 	msg := &nats.Msg{Subject: one.Subject, Reply: one.reply, Header: header(one.Run, one.Call, one.Kind), Data: one.Data}
 	msg.Header[nats.MsgIdHdr] = []string{one.MsgID}
 	if err := f.Conn.PublishMsg(msg); err != nil {
-		f.Log.Warn("report could not be published yet", "kind", one.Kind, "call", one.Call, "err", err)
+		f.Log.Warn("report could not be published yet", "kind", one.Kind, "call", one.Call, "error", err)
 	}
 }
 

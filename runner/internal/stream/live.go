@@ -43,7 +43,7 @@ func (l *Live) Publish(session string, f wire.Frame) bool {
 	}
 	data, err := strictjson.Encode(f)
 	if err != nil {
-		l.Log.Error("frame could not be encoded", "call", f.Call, "err", err)
+		l.Log.Error("frame could not be encoded", "call", f.Call, "error", err)
 		return true
 	}
 	msg := nats.NewMsg(bus.Frame(l.Runner, session))

@@ -74,7 +74,7 @@ func (f *Finals) Recover(ctx context.Context) (int, error) {
 	for _, name := range names {
 		one, err := load(filepath.Join(f.Spool, name))
 		if err != nil {
-			f.Log.Error("spooled report is damaged; set aside", "file", name, "err", err)
+			f.Log.Error("spooled report is damaged; set aside", "file", name, "error", err)
 			_ = os.Rename(filepath.Join(f.Spool, name), filepath.Join(f.Spool, name+".bad"))
 			continue
 		}
@@ -127,6 +127,6 @@ func load(path string) (*final, error) {
 
 func (f *Finals) unspool(path string) {
 	if err := os.Remove(path); err != nil {
-		f.Log.Warn("spooled report was published but not removed", "err", err)
+		f.Log.Warn("spooled report was published but not removed", "error", err)
 	}
 }
