@@ -230,9 +230,9 @@ func TestFramesOfACallComeBeforeItsReport(t *testing.T) {
 		if err := f.Send(report(call)); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if left := f.Wait(t.Context()); left != 0 {
-		t.Fatalf("%d left", left)
+		if left := f.Wait(t.Context()); left != 0 { // a bus that is behind may drop frames
+			t.Fatalf("%d left", left)
+		}
 	}
 	done, n := map[string]bool{}, map[string]int{}
 	for _, m := range stored(t, js) {
