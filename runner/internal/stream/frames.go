@@ -35,7 +35,7 @@ type Frames struct {
 	timer   *time.Timer
 	due     time.Time // when the timer fires
 	spoken  bool      // output was published before
-	started bool // FrameStarted is out or waits
+	started bool      // FrameStarted is out or waits
 	closed  bool
 	sending sync.Mutex // held while publishing
 }
