@@ -77,7 +77,7 @@ func run(ctx context.Context, n int, callers string, sequential int) error {
 		{name: "`python3 -c pass`", program: "python3", bare: python, script: "pass", tool: "python_exec", args: `{"code":"pass"}`},
 	} {
 		fmt.Printf("\n%s: median / p99 in ms; × is the median against bare at the same number of callers\n\n", what.name)
-		fmt.Printf("| callers | bare | sandbox.Exec |%s\n|---|---|---|%s\n", header(paths), strings.Repeat("---|", len(paths)))
+		fmt.Printf("| callers | bare | sandbox.Exec |%s one flush of the disk |\n|---|---|---|%s\n", header(paths), strings.Repeat("---|", len(paths)+1))
 		for c := range strings.SplitSeq(callers, ",") {
 			var k int
 			if _, err := fmt.Sscan(c, &k); err != nil {
@@ -140,8 +140,14 @@ func compare(ctx context.Context, what work, n, callers int, local sandbox.Sandb
 		ways = append(ways, func(worker int) error { return p.call(ctx, sessions[worker], what) })
 	}
 	took := make([][]time.Duration, len(ways))
+	var flushed []time.Duration
 	const rounds = 10
 	for round := range rounds + 1 {
+		d, err := flushes(max(n/rounds/10, 1))
+		if err != nil {
+			return err
+		}
+		flushed = append(flushed, d...)
 		for i, way := range ways {
 			d, err := together(callers, max(n/rounds, callers), way)
 			if err != nil {
@@ -161,8 +167,38 @@ func compare(ctx context.Context, what work, n, callers int, local sandbox.Sandb
 		}
 		row += " |"
 	}
-	fmt.Println(row)
+	fmt.Printf("%s %.2f / %.2f |\n", row, ms(median(flushed)), ms(p99(flushed)))
 	return nil
+}
+
+// flushes measures what PostgreSQL waits for twice in each call: that 8 KiB
+// more of a file are on the disk.
+func flushes(n int) ([]time.Duration, error) {
+	f, err := os.CreateTemp("", "bigwave-bench-*")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	defer os.Remove(f.Name())
+	page := make([]byte, 8<<10)
+	if _, err := f.Write(make([]byte, 1<<20)); err != nil { // as PostgreSQL's log is there before it is written
+		return nil, err
+	}
+	if err := f.Sync(); err != nil {
+		return nil, err
+	}
+	var took []time.Duration
+	for i := range n {
+		began := time.Now()
+		if _, err := f.WriteAt(page, int64(i%128)*int64(len(page))); err != nil {
+			return nil, err
+		}
+		if err := syscall.Fdatasync(int(f.Fd())); err != nil {
+			return nil, err
+		}
+		took = append(took, time.Since(began))
+	}
+	return took, nil
 }
 
 // together runs n operations by so many workers and returns each one's time.
