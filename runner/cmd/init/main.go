@@ -145,8 +145,40 @@ func (m *machine) obey() error {
 		m.layout.Limits = limits.Rlimits
 		prepareStub(m.layout)
 		return m.tell(inside.AppendTrouble(m.packet[:0], inside.KindLimited, trouble))
+	case inside.KindSockets:
+		sockets, err := inside.ParseSockets(body)
+		if err != nil || len(sockets) > inside.MaxFDs {
+			return syscall.EPROTO
+		}
+		return m.makeSockets(sockets)
 	}
 	return syscall.EPROTO
+}
+
+// makeSockets hands out sockets of this network namespace. The runner does the
+// rest with them: whoever made the namespace has every right in it.
+func (m *machine) makeSockets(sockets []inside.Socket) error {
+	var trouble inside.Trouble
+	fds := make([]int, 0, len(sockets))
+	for _, s := range sockets {
+		fd, err := syscall.Socket(s.Family, s.Type|syscall.SOCK_CLOEXEC, s.Protocol)
+		if err != nil {
+			trouble = failed("make a socket", err)
+			break
+		}
+		fds = append(fds, fd)
+	}
+	m.packet = inside.AppendTrouble(m.packet[:0], inside.KindMade, trouble)
+	var err error
+	if trouble.Step == "" {
+		err = inside.Send(inside.Control, m.packet, fds...)
+	} else {
+		err = m.tell(m.packet)
+	}
+	for _, fd := range fds {
+		_ = syscall.Close(fd)
+	}
+	return err
 }
 
 // spawn makes a supervisor that talks on socket.

@@ -2,8 +2,8 @@
 // each other, and how it travels: packets on a unix socket, with descriptors.
 //
 // Two sockets exist. The control socket joins the runner and the init: Layout
-// first, then Limits, Spawn and Kill go down; Hello, Up, Limited and Ended come
-// back. Each call has a socket of its own to its supervisor, handed over with Spawn: one
+// first, then Limits, Sockets, Spawn and Kill go down; Hello, Up, Limited, Made
+// and Ended come back. Each call has a socket of its own to its supervisor, handed over with Spawn: one
 // Request goes down, Notes come back. User code never holds either of them.
 package inside
 
@@ -34,6 +34,8 @@ const (
 	KindUp                      // init → runner: the root stands, or why not
 	KindLimited                 // init → runner: the sizes are set, or why not
 	KindEnded                   // init → runner: a supervisor and its tree are gone
+	KindSockets                 // runner → init: make sockets in the sandbox's network namespace
+	KindMade                    // init → runner: here they are, or why not
 )
 
 // StepKind says what a Step of a Layout makes.
@@ -84,7 +86,7 @@ type Ended struct {
 	CPU    int64  // of its whole tree, nanoseconds
 }
 
-// Trouble is Hello, Up and Limited: an empty Step means that all is well.
+// Trouble is Hello, Up, Limited and Made: an empty Step means that all is well.
 type Trouble struct {
 	Step  string
 	Errno uint32
@@ -95,6 +97,9 @@ type Limits struct {
 	TmpBytes, ShmBytes uint64
 	Rlimits            Rlimits
 }
+
+// Socket says what a socket is made with.
+type Socket struct{ Family, Type, Protocol int }
 
 var errShort = errors.New("a packet is shorter than it says")
 
@@ -167,6 +172,28 @@ func ParseLimits(b []byte) (Limits, error) {
 	return l, r.err()
 }
 
+// AppendSockets appends the packet that asks for sockets, at most MaxFDs.
+func AppendSockets(b []byte, sockets []Socket) []byte {
+	b = appendUint32(append(b, byte(KindSockets)), uint32(len(sockets)))
+	for _, s := range sockets {
+		b = appendUint32(appendUint32(appendUint32(b, uint32(s.Family)), uint32(s.Type)), uint32(s.Protocol))
+	}
+	return b
+}
+
+// ParseSockets reads what AppendSockets wrote, without its kind.
+func ParseSockets(b []byte) ([]Socket, error) {
+	r := reader{b: b}
+	var sockets []Socket
+	for range r.uint32() {
+		if r.short {
+			break
+		}
+		sockets = append(sockets, Socket{Family: int(r.uint32()), Type: int(r.uint32()), Protocol: int(r.uint32())})
+	}
+	return sockets, r.err()
+}
+
 // AppendID appends a Spawn or Kill packet.
 func AppendID(b []byte, kind Kind, id uint32) []byte {
 	return appendUint32(append(b, byte(kind)), id)
@@ -179,7 +206,7 @@ func ParseID(b []byte) (uint32, error) {
 	return id, r.err()
 }
 
-// AppendTrouble appends a Hello, Up or Limited packet.
+// AppendTrouble appends a Hello, Up, Limited or Made packet.
 func AppendTrouble(b []byte, kind Kind, t Trouble) []byte {
 	return appendString(appendUint32(append(b, byte(kind)), t.Errno), t.Step)
 }

@@ -21,6 +21,7 @@ func TestPackets(t *testing.T) {
 	}
 	limits := Limits{TmpBytes: 1 << 33, ShmBytes: 5, Rlimits: Rlimits{Processes: 9}}
 	trouble := Trouble{Step: "mount", Errno: 13}
+	sockets := []Socket{{Family: 2, Type: 1}, {Family: 16, Type: 3, Protocol: 12}}
 	ended := Ended{ID: 9, Errno: 11, Status: 0x8b, CPU: 1 << 50}
 	for name, c := range map[string]struct {
 		packet []byte
@@ -31,6 +32,7 @@ func TestPackets(t *testing.T) {
 		"limits":  {AppendLimits(nil, limits), func(b []byte) (any, error) { return wrap(ParseLimits(b)) }, limits},
 		"trouble": {AppendTrouble(nil, KindUp, trouble), func(b []byte) (any, error) { return wrap(ParseTrouble(b)) }, trouble},
 		"ended":   {AppendEnded(nil, ended), func(b []byte) (any, error) { return wrap(ParseEnded(b)) }, ended},
+		"sockets": {AppendSockets(nil, sockets), func(b []byte) (any, error) { return wrap(ParseSockets(b)) }, sockets},
 		"id":      {AppendID(nil, KindKill, 77), func(b []byte) (any, error) { return wrap(ParseID(b)) }, uint32(77)},
 	} {
 		got, err := c.parse(c.packet[1:])

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/bigwave/bigwave/runner/internal/cgroup"
+	"github.com/bigwave/bigwave/runner/internal/egress"
 	"github.com/bigwave/bigwave/runner/internal/inside"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 )
@@ -27,6 +28,8 @@ type box struct {
 	process *os.Process
 	control *socket
 	up      chan inside.Trouble // Hello, and the answers to Layout and Limits, in order
+	made    chan made           // the answers to Sockets
+	gate    *egress.Gate        // the way out; nil: none
 	done    chan struct{}       // closed once nothing runs in it any more
 
 	mu          sync.Mutex
@@ -73,6 +76,7 @@ func (b *Backend) prepare(ctx context.Context) (*box, error) {
 		name:        name,
 		info:        sandbox.Info{Backend: "subprocess", Isolation: isolation, Enforced: b.enforced()},
 		up:          make(chan inside.Trouble, 1),
+		made:        make(chan made, 1),
 		done:        make(chan struct{}),
 		supervisors: map[uint32]*supervisor{},
 		calls:       map[*call]bool{},
@@ -281,7 +285,10 @@ func (x *box) begin(ctx context.Context, spec sandbox.Spec) error {
 			return err
 		}
 	}
-	return x.answer(ctx)
+	if err := x.answer(ctx); err != nil {
+		return err
+	}
+	return x.openGate(ctx, p.NetworkAllowlist)
 }
 
 // initTasks is how many tasks of ours count under an RLIMIT_NPROC: the init's
@@ -352,11 +359,11 @@ func (x *box) listen() {
 	defer close(x.done)
 	buffer := make([]byte, 4096)
 	for {
-		n, err := x.control.Read(buffer)
-		if err != nil || n == 0 {
+		n, fds, err := x.control.receive(buffer)
+		if err != nil {
 			break
 		}
-		x.hear(inside.Kind(buffer[0]), buffer[1:n])
+		x.hear(inside.Kind(buffer[0]), buffer[1:n], fds)
 	}
 	_ = x.process.Kill()
 	_, _ = x.process.Wait() // returns when the kernel has emptied the pid namespace
@@ -372,7 +379,13 @@ func (x *box) listen() {
 	_ = x.control.Close()
 }
 
-func (x *box) hear(kind inside.Kind, body []byte) {
+func (x *box) hear(kind inside.Kind, body []byte, fds []int) {
+	if kind == inside.KindMade {
+		if t, err := inside.ParseTrouble(body); err == nil && x.handOver(made{t, fds}) {
+			return
+		}
+	}
+	closeFDs(fds)
 	switch kind {
 	case inside.KindHello, inside.KindUp, inside.KindLimited:
 		if t, err := inside.ParseTrouble(body); err == nil {
@@ -491,6 +504,7 @@ func (x *box) shut(ctx context.Context) error {
 		case <-time.After(closeTimeout / 2): // the group's own removal kills too
 		}
 	}
+	x.closeGate()
 	if x.group != nil {
 		errs = append(errs, x.group.Remove(ctx))
 	}

@@ -36,7 +36,8 @@ type call struct {
 	x       *box
 	p       sandbox.Process
 	before  cgroup.Counters
-	shared  bool // another call ran meanwhile
+	mark    uint64 // of the gate's denials
+	shared  bool   // another call ran meanwhile
 	started time.Time
 	origin  int64 // started on the sandbox's clock
 
@@ -130,6 +131,7 @@ func (c *call) enter() {
 		c.x.group.ResetPeak()
 	}
 	c.before = c.counters()
+	c.mark = c.x.mark()
 }
 
 func (c *call) leave() {
@@ -320,6 +322,7 @@ func (c *call) exit() sandbox.Exit {
 		e.Reason = sandbox.Refused
 	}
 	c.count(&e)
+	e.Denials = c.x.denials(c.mark)
 	return e
 }
 

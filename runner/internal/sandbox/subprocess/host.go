@@ -165,7 +165,7 @@ func etc(ids ids) []inside.Step {
 		{"/etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n"},
 		{"/etc/hostname", "sandbox\n"},
 		{"/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"},
-		{"/etc/resolv.conf", ""},
+		{"/etc/resolv.conf", "nameserver 127.0.0.1\n"}, // the gate, or nobody
 	}
 	var steps []inside.Step
 	for _, f := range files {

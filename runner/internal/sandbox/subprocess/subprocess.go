@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/bigwave/bigwave/runner/internal/cgroup"
+	"github.com/bigwave/bigwave/runner/internal/egress"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 )
 
@@ -42,6 +43,8 @@ type Config struct {
 	AllowWeak    []string
 	Spares       int // sandboxes kept ready; 1 if 0, none if negative
 
+	Egress egress.Config // how sandboxes reach what their policy lists
+
 	Log *slog.Logger // slog.Default() if nil
 }
 
@@ -58,6 +61,7 @@ type Backend struct {
 	log     *slog.Logger
 	host    host
 	cgroups *cgroup.Manager
+	fence   *egress.Fence
 	init    *os.File
 	lock    *os.File
 	root    bool // we map ids and see every file
@@ -97,6 +101,10 @@ func New(cfg Config) (*Backend, error) {
 		boxes: map[*box]bool{},
 	}
 	var err error
+	cfg.Egress.Log = cmp.Or(cfg.Egress.Log, b.log)
+	if b.fence, err = egress.New(cfg.Egress); err != nil {
+		return nil, fmt.Errorf("egress: %w", err)
+	}
 	if b.lock, err = takeDataDir(cfg.DataDir); err != nil {
 		return nil, err
 	}
@@ -176,9 +184,6 @@ func (b *Backend) enforceable(spec sandbox.Spec) error {
 		if path != workspace {
 			return refuse("fs_allowlist", "this runner offers no mount for %s in fs_allowlist", path)
 		}
-	}
-	if len(p.NetworkAllowlist) > 0 {
-		return refuse("network_allowlist", "this runner can only enforce an empty network_allowlist, not %s", p.NetworkAllowlist[0])
 	}
 	if p.BaseImage != b.cfg.HostImage {
 		return refuse("base_image", "this runner has the base_image %s, not %s", b.cfg.HostImage, p.BaseImage)
