@@ -94,13 +94,13 @@ func parsePrefix(text string) (netip.Prefix, bool) {
 	prefix, err := netip.ParsePrefix(text)
 	if err != nil {
 		addr, err := netip.ParseAddr(text)
-		if err != nil {
+		if err != nil || addr.Zone() != "" {
 			return netip.Prefix{}, false
 		}
 		prefix = netip.PrefixFrom(addr, addr.BitLen())
 	}
 	addr := prefix.Addr()
-	return prefix, addr.Zone() == "" && !addr.Is4In6() && prefix == prefix.Masked()
+	return prefix, !addr.Is4In6() && prefix == prefix.Masked()
 }
 
 // normal is a name as it is compared.
