@@ -25,6 +25,7 @@ const (
 	openTreeCloexec = syscall.O_CLOEXEC
 
 	moveMountFromEmpty = 0x4
+	resolveNoSymlinks  = 0x04
 
 	attrReadOnly = 0x1
 	attrNoSuid   = 0x2

@@ -27,12 +27,12 @@ type Kind uint8
 // The kinds.
 const (
 	KindLayout  Kind = iota + 1 // runner → init: build the root
-	KindLimits                  // runner → init: size the tmpfs mounts
+	KindLimits                  // runner → init: size the tmpfs mounts, attach the policy's mounts
 	KindSpawn                   // runner → init: make a supervisor; brings its socket
 	KindKill                    // runner → init: end a supervisor's tree; the second time without asking it
 	KindHello                   // init → runner: running; its other threads were made before it is put in a cgroup
 	KindUp                      // init → runner: the root stands, or why not
-	KindLimited                 // init → runner: the sizes are set, or why not
+	KindLimited                 // init → runner: the limits stand, with a descriptor of the workspace, or why not
 	KindEnded                   // init → runner: a supervisor and its tree are gone
 	KindSockets                 // runner → init: make sockets in the sandbox's network namespace
 	KindMade                    // init → runner: here they are, or why not
@@ -70,6 +70,20 @@ type Layout struct {
 	CgroupFD int    // index of the calls' cgroup v2 directory among the descriptors; -1: children inherit
 	Limits   Rlimits
 	Steps    []Step
+	Offers   []Offer
+}
+
+// Offer is a directory of the host, of which Limits may want a part. The init
+// keeps a detached mount of it until then.
+type Offer struct{ Path string }
+
+// Mount attaches a directory at Path of the sandbox.
+type Mount struct {
+	Path     string // absolute in the sandbox
+	FD       int    // index of a detached mount among the packet's descriptors; -1: a part of an offer
+	Offer    int    // index among the layout's offers
+	Sub      string // what of the offer, relative to it
+	Writable bool
 }
 
 // Rlimits are the resource limits of user code; 0 leaves one alone.
@@ -92,10 +106,12 @@ type Trouble struct {
 	Errno uint32
 }
 
-// Limits sizes what lies in memory.
+// Limits is what the policy adds to a sandbox. A size of 0 leaves a file
+// system as it is.
 type Limits struct {
-	TmpBytes, ShmBytes uint64
-	Rlimits            Rlimits
+	TmpBytes, ShmBytes, WorkspaceBytes uint64
+	Rlimits                            Rlimits
+	Mounts                             []Mount
 }
 
 // Socket says what a socket is made with.
@@ -124,6 +140,10 @@ func AppendLayout(b []byte, l Layout) []byte {
 		b = appendBool(b, s.File)
 		b = appendBool(b, s.Writable)
 		b = appendBool(b, s.Device)
+	}
+	b = appendUint32(b, uint32(len(l.Offers)))
+	for _, o := range l.Offers {
+		b = appendString(b, o.Path)
 	}
 	return b
 }
@@ -154,6 +174,12 @@ func ParseLayout(b []byte) (Layout, error) {
 			Device:   r.bool(),
 		})
 	}
+	for range r.uint32() {
+		if r.short {
+			break
+		}
+		l.Offers = append(l.Offers, Offer{Path: r.string()})
+	}
 	return l, r.err()
 }
 
@@ -162,13 +188,35 @@ func AppendLimits(b []byte, l Limits) []byte {
 	b = append(b, byte(KindLimits))
 	b = appendUint64(b, l.TmpBytes)
 	b = appendUint64(b, l.ShmBytes)
-	return appendRlimits(b, l.Rlimits)
+	b = appendUint64(b, l.WorkspaceBytes)
+	b = appendRlimits(b, l.Rlimits)
+	b = appendUint32(b, uint32(len(l.Mounts)))
+	for _, m := range l.Mounts {
+		b = appendString(b, m.Path)
+		b = appendUint32(b, uint32(m.FD))
+		b = appendUint32(b, uint32(m.Offer))
+		b = appendString(b, m.Sub)
+		b = appendBool(b, m.Writable)
+	}
+	return b
 }
 
 // ParseLimits reads what AppendLimits wrote, without its kind.
 func ParseLimits(b []byte) (Limits, error) {
 	r := reader{b: b}
-	l := Limits{TmpBytes: r.uint64(), ShmBytes: r.uint64(), Rlimits: r.rlimits()}
+	l := Limits{TmpBytes: r.uint64(), ShmBytes: r.uint64(), WorkspaceBytes: r.uint64(), Rlimits: r.rlimits()}
+	for range r.uint32() {
+		if r.short {
+			break
+		}
+		l.Mounts = append(l.Mounts, Mount{
+			Path:     r.string(),
+			FD:       int(int32(r.uint32())),
+			Offer:    int(int32(r.uint32())),
+			Sub:      r.string(),
+			Writable: r.bool(),
+		})
+	}
 	return l, r.err()
 }
 

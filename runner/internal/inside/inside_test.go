@@ -19,7 +19,10 @@ func TestPackets(t *testing.T) {
 			{Kind: StepFile, Path: "/etc/x", Data: strings.Repeat("x", 5000), FD: 3},
 		},
 	}
-	limits := Limits{TmpBytes: 1 << 33, ShmBytes: 5, Rlimits: Rlimits{Processes: 9}}
+	layout.Offers = []Offer{{Path: "/srv/a"}, {Path: "/srv/b"}}
+	limits := Limits{TmpBytes: 1 << 33, ShmBytes: 5, WorkspaceBytes: 1 << 34, Rlimits: Rlimits{Processes: 9}, Mounts: []Mount{
+		{Path: "/data/proj", FD: -1, Offer: 1, Sub: "proj", Writable: true}, {Path: "/x", FD: 2},
+	}}
 	trouble := Trouble{Step: "mount", Errno: 13}
 	sockets := []Socket{{Family: 2, Type: 1}, {Family: 16, Type: 3, Protocol: 12}}
 	ended := Ended{ID: 9, Errno: 11, Status: 0x8b, CPU: 1 << 50}
