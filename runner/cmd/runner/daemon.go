@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bigwave/bigwave/runner/internal/config"
+	"github.com/bigwave/bigwave/runner/internal/egress"
 	"github.com/bigwave/bigwave/runner/internal/execution"
 	"github.com/bigwave/bigwave/runner/internal/intake"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
@@ -223,7 +224,14 @@ func newBackend(cfg config.Config, dir, id string, log *slog.Logger) (sandbox.Ba
 		Python:    cfg.Python,
 		HostImage: cfg.HostImage,
 		AllowWeak: cfg.AllowWeak,
-		Log:       log,
+		Egress: egress.Config{
+			Resolver:     cfg.EgressResolver,
+			PrivateAllow: cfg.EgressPrivateAllow,
+			Connections:  cfg.EgressConnections,
+			IdleTimeout:  cfg.EgressIdle,
+			MaxBytes:     cfg.EgressBytes,
+		},
+		Log: log,
 	})
 }
 

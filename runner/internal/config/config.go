@@ -7,17 +7,20 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/caarlos0/env/v11"
 
+	"github.com/bigwave/bigwave/runner/internal/egress"
 	"github.com/bigwave/bigwave/shared/bus"
 )
 
@@ -50,6 +53,12 @@ type Config struct {
 	Python    string   `env:"PYTHON" derived:"python3 from PATH" allowed:"a path or a name" doc:"the interpreter of python tools"`
 	HostImage string   `env:"HOST_IMAGE" envDefault:"bigwave/sandbox-base:latest" allowed:"a name" doc:"the base_image that the host's own files stand for"`
 	AllowWeak []string `env:"ALLOW_WEAK" allowed:"memory, pids, cpu, separated by commas" doc:"limits that may be held weakly where cgroups are missing; results say so"`
+
+	EgressResolver     string        `env:"EGRESS_RESOLVER" derived:"the host's own" allowed:"host:port" doc:"the DNS server that names in a network_allowlist are asked of"`
+	EgressPrivateAllow []string      `env:"EGRESS_PRIVATE_ALLOW" allowed:"hosts, addresses and ranges, separated by commas" doc:"what sandboxes may reach, when their policy lists it, although its address is not public; a host opens private networks only, this machine's own and metadata addresses must be named themselves"`
+	EgressConnections  int           `env:"EGRESS_CONNECTIONS" envDefault:"256" allowed:"a whole number from 1 to 10000" doc:"connections of a sandbox at once"`
+	EgressIdle         time.Duration `env:"EGRESS_IDLE" envDefault:"5m" allowed:"a duration from 1s to 24h, such as 5m" doc:"how long a connection of a sandbox may be silent"`
+	EgressBytes        int64         `env:"EGRESS_BYTES" envDefault:"0" allowed:"a whole number from 0" doc:"bytes that a sandbox may send and receive in its life; 0 is no limit"`
 
 	Grace       time.Duration     `env:"GRACE" envDefault:"30s" allowed:"a duration from 0s to 24h, such as 30s" doc:"how long open calls may go on after SIGTERM"`
 	BeatEvery   time.Duration     `env:"BEAT_EVERY" envDefault:"2s" allowed:"a duration from 100ms to 10s, such as 2s" doc:"time between beats"`
@@ -159,6 +168,11 @@ func (c *Config) check() error {
 		{"MaxOutputBytes", c.MaxOutputBytes >= 1024},
 		{"Backend", c.Backend == "subprocess"},
 		{"AllowWeak", !slices.ContainsFunc(c.AllowWeak, func(s string) bool { return !slices.Contains([]string{"memory", "pids", "cpu"}, s) })},
+		{"EgressResolver", c.EgressResolver == "" || hostPort(c.EgressResolver)},
+		{"EgressPrivateAllow", egress.ParsePrivateAllow(c.EgressPrivateAllow) == nil},
+		{"EgressConnections", within(c.EgressConnections, 1, 10000)},
+		{"EgressIdle", within(c.EgressIdle, time.Second, 24*time.Hour)},
+		{"EgressBytes", c.EgressBytes >= 0},
 		{"Grace", within(c.Grace, 0, 24*time.Hour)},
 		{"BeatEvery", within(c.BeatEvery, 100*time.Millisecond, 10*time.Second)},
 		{"KeepUnheard", within(c.KeepUnheard, time.Second, 24*time.Hour)},
@@ -173,6 +187,12 @@ func (c *Config) check() error {
 }
 
 func within[T cmp.Ordered](v, low, high T) bool { return low <= v && v <= high }
+
+func hostPort(s string) bool {
+	host, port, err := net.SplitHostPort(s)
+	n, notNumber := strconv.ParseUint(port, 10, 16)
+	return err == nil && host != "" && notNumber == nil && n > 0
+}
 
 func goodLabels(m map[string]string) bool {
 	if len(m) > 64 {
