@@ -103,6 +103,9 @@ func (m *machine) build() error {
 		}
 	}
 	if trouble.Step == "" {
+		trouble = makeRules(m.layout)
+	}
+	if trouble.Step == "" {
 		trouble = lowerSelf()
 	}
 	prepareStub(m.layout)

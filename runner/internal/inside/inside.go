@@ -68,6 +68,8 @@ type Layout struct {
 	UID, GID uint32 // of user code, as seen inside
 	Groups   bool   // setgroups is allowed in the user namespace
 	CgroupFD int    // index of the calls' cgroup v2 directory among the descriptors; -1: children inherit
+	Filter   string // of user code's system calls, as the kernel takes it; empty: none
+	Landlock uint32 // the Landlock ABI that fences files once more; 0: none
 	Limits   Rlimits
 	Steps    []Step
 	Offers   []Offer
@@ -129,6 +131,8 @@ func AppendLayout(b []byte, l Layout) []byte {
 	b = appendUint32(b, l.GID)
 	b = appendBool(b, l.Groups)
 	b = appendUint32(b, uint32(l.CgroupFD))
+	b = appendString(b, l.Filter)
+	b = appendUint32(b, l.Landlock)
 	b = appendRlimits(b, l.Limits)
 	b = appendUint32(b, uint32(len(l.Steps)))
 	for _, s := range l.Steps {
@@ -157,6 +161,8 @@ func ParseLayout(b []byte) (Layout, error) {
 		GID:      r.uint32(),
 		Groups:   r.bool(),
 		CgroupFD: int(int32(r.uint32())),
+		Filter:   r.string(),
+		Landlock: r.uint32(),
 		Limits:   r.rlimits(),
 	}
 	for range r.uint32() {

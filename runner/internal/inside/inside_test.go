@@ -12,6 +12,7 @@ import (
 func TestPackets(t *testing.T) {
 	layout := Layout{
 		Hostname: "h", UID: 1000, GID: 1001, Groups: true, CgroupFD: -1,
+		Filter: "\x06\x00\x00", Landlock: 7,
 		Limits: Rlimits{AddressSpace: 1 << 40, Processes: 7},
 		Steps: []Step{
 			{Kind: StepDir, Path: "/a", Mode: 0o755},

@@ -188,6 +188,8 @@ func (x *box) sendLayout(dir string, ids ids) error {
 		GID:      uint32(ids.user),
 		Groups:   x.b.root,
 		CgroupFD: -1,
+		Filter:   string(x.b.filter),
+		Landlock: uint32(x.b.landlock),
 		Steps:    steps,
 	}
 	var fds []int

@@ -16,6 +16,7 @@ func (b *Backend) Check(ctx context.Context) sandbox.Report {
 	r.Pieces = append(r.Pieces, b.checkInit(), b.checkIDs())
 	r.Pieces = append(r.Pieces, b.checkPrograms()...)
 	r.Pieces = append(r.Pieces, b.checkLimits()...)
+	r.Pieces = append(r.Pieces, b.checkFilter(), b.checkLandlock())
 	r.Pieces = append(r.Pieces, b.checkFence(ctx)...)
 	return r
 }
@@ -83,6 +84,7 @@ var fence = []struct {
 	name, key, want, means string
 }{
 	{"no_new_privs", "NoNewPrivs", "1", "the kernel does not know no_new_privs (Linux 3.5)"},
+	{"system call filter in force", "Seccomp", "2", "user code could make every system call"},
 	{"no capabilities", "Caps", "0000000000000000", "user code would have capabilities"},
 	{"no further user namespaces", "Userns", "0", "user code could make user namespaces of its own, with capabilities in them"},
 	{"pid namespace", "Pid", "2", "user code would see other processes"},
@@ -92,7 +94,7 @@ var fence = []struct {
 
 const probe = `
 while read -r key value _; do
-  case $key in NoNewPrivs:) echo "NoNewPrivs $value";; CapBnd:) echo "Caps $value";; esac
+  case $key in NoNewPrivs:) echo "NoNewPrivs $value";; Seccomp:) echo "Seccomp $value";; CapBnd:) echo "Caps $value";; esac
 done </proc/self/status
 echo "Pid $$"
 echo "Userns $(</proc/sys/user/max_user_namespaces)"

@@ -41,6 +41,7 @@ type Config struct {
 	TmpMB        int64  // most for /tmp; 256 if 0. Counts as memory, so never more than half of memory_mb
 	ShmMB        int64  // most for /dev/shm; 64 if 0
 	AllowWeak    []string
+	Require      []string // parts of the fence that a start needs although they are optional: landlock
 	Spares       int // sandboxes kept ready; 1 if 0, none if negative
 
 	Egress egress.Config // how sandboxes reach what their policy lists
@@ -65,6 +66,10 @@ type Backend struct {
 	init    *os.File
 	lock    *os.File
 	root    bool // we map ids and see every file
+
+	filter    []byte // of user code's system calls
+	filterErr error  // why there is none; then no sandbox starts
+	landlock  int    // the ABI in use; 0: none
 
 	mu      sync.Mutex
 	closed  bool
@@ -115,6 +120,8 @@ func New(cfg Config) (*Backend, error) {
 		return nil, errors.Join(err, b.init.Close(), b.lock.Close())
 	}
 	b.host = lookAtHost(cfg.Python)
+	b.filter, b.filterErr = callFilter()
+	b.landlock = landlockABI()
 	return b, nil
 }
 
@@ -191,6 +198,9 @@ func (b *Backend) enforceable(spec sandbox.Spec) error {
 	if p.MemoryMB <= 0 || p.PIDsLimit <= 0 || p.CPUShares <= 0 {
 		return &sandbox.StartError{Code: "start_failed", Message: "memory_mb, pids_limit and cpu_shares must be positive"}
 	}
+	if err := b.fenced(); err != nil {
+		return err
+	}
 	for _, c := range limits {
 		if !b.cgroups.Has(c.controller) && !b.weak(c.controller) {
 			return refuse(c.field, "this runner can't enforce %s: %s", c.field, b.cgroups.Why(c.controller))
@@ -217,7 +227,7 @@ func (b *Backend) weak(c cgroup.Controller) bool {
 // enforced is the part of Info that says how each field is held.
 func (b *Backend) enforced() map[string]string {
 	how := map[string]string{
-		"fs_allowlist":       "mount namespace",
+		"fs_allowlist":       b.filesHeldBy(),
 		"network_allowlist":  "network namespace with lo only",
 		"base_image":         "host",
 		"wall_clock_seconds": "runner's clock, pid namespace killed",
