@@ -45,15 +45,8 @@ type world struct {
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{t: t, records: map[string]func(dns.Question) []dns.RR{}, hosts: map[netip.AddrPort]string{}}
-	udp, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	udp, tcp := bothKinds(t)
 	w.dns = udp.LocalAddr().String()
-	tcp, err := net.Listen("tcp", w.dns)
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, s := range []*dns.Server{{PacketConn: udp}, {Listener: tcp}} {
 		up := make(chan struct{})
 		s.NotifyStartedFunc = func() { close(up) }
@@ -63,6 +56,23 @@ func newWorld(t testing.TB) *world {
 		t.Cleanup(func() { _ = s.Shutdown() })
 	}
 	return w
+}
+
+// bothKinds listens on one free port for UDP and TCP.
+func bothKinds(t testing.TB) (net.PacketConn, net.Listener) {
+	t.Helper()
+	for range 20 {
+		udp, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tcp, err := net.Listen("tcp", udp.LocalAddr().String()); err == nil {
+			return udp, tcp
+		}
+		_ = udp.Close()
+	}
+	t.Fatal("no port is free for both")
+	return nil, nil
 }
 
 func (w *world) answer(to dns.ResponseWriter, q *dns.Msg) {
@@ -578,9 +588,9 @@ func TestRebindingIsSeenAtEachDial(t *testing.T) {
 	p := w.open([]string{"ok.test:80"})
 	for i := range 20 {
 		flip.Store(int64(i))
-		got, _ := p.get("ok.test", 80, "hi")
+		got, err := p.get("ok.test", 80, "hi")
 		if want := i%2 == 0; (got == "you said hi") != want {
-			t.Errorf("try %d: got %q", i, got)
+			t.Errorf("try %d: got %q, %v; denied %v", i, got, err, p.gate.Denials(0))
 		}
 	}
 	w.name("ok.test", a("ok.test", "10.0.0.1"), a("ok.test", public), a("ok.test", "127.0.0.1"))
@@ -841,8 +851,8 @@ func TestSilentAndEndlessConnectionsAreCut(t *testing.T) {
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
 	go func() { _, _ = io.Copy(c, bytes.NewReader(make([]byte, 4<<20))) }()
-	n, err := io.Copy(io.Discard, c)
-	if n > 1<<20 || err == nil {
+	// The writer may have been told of the reset, and the reader of an end.
+	if n, err := io.Copy(io.Discard, c); n > 1<<20 {
 		t.Errorf("%d bytes came back, %v", n, err)
 	}
 	bounded.mustDeny(0, Denial{KindLimit, "ok.test:80", "more than 1048576 bytes"})

@@ -168,7 +168,12 @@ func (n *netns) dial(to netip.AddrPort) (*net.TCPConn, error) {
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait); err != nil {
 		return nil, err
 	}
-	if err := unix.Connect(fd, sa); err != nil {
+	err = unix.Connect(fd, sa)
+	for err == unix.EINTR || err == unix.EALREADY { // a signal of the scheduler's; the kernel goes on
+		time.Sleep(time.Millisecond)
+		err = unix.Connect(fd, sa)
+	}
+	if err != nil && err != unix.EISCONN {
 		return nil, err
 	}
 	c, err := net.FileConn(files[0])
