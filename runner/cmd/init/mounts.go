@@ -43,6 +43,8 @@ func (m *machine) attach(mounts []inside.Mount, fds []int) inside.Trouble {
 	for i := 0; i < len(taken) && trouble.Step == ""; i++ {
 		if err := attachOne(mounts[i], taken[i]); err != nil {
 			trouble = failed("mount "+mounts[i].Path, err)
+		} else if err := m.mayWrite(mounts[i]); err != nil {
+			trouble = failed("allow "+mounts[i].Path+" by Landlock", err)
 		}
 	}
 	closeAll(taken)
@@ -69,6 +71,18 @@ func attachOne(m inside.Mount, mount int) error {
 		return err
 	}
 	return moveMount(mount, target)
+}
+
+// mayWrite adds a writable mount to the rules, by which all may be read.
+func (m *machine) mayWrite(mount inside.Mount) error {
+	if ruleset < 0 || !mount.Writable {
+		return nil
+	}
+	rights := uint64(llNoDevices)
+	if m.layout.Landlock < 3 {
+		rights &^= llTruncate
+	}
+	return addRule(mount.Path, rights)
 }
 
 // takeParts returns a detached mount for each of mounts, the caller's to

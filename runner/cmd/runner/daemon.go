@@ -217,13 +217,24 @@ func (d *daemon) backend(ctx context.Context) (sandbox.Backend, intake.About, er
 }
 
 func newBackend(cfg config.Config, dir, id string, log *slog.Logger) (sandbox.Backend, error) {
+	var mounts []subprocess.Mount
+	for _, s := range cfg.Mounts {
+		m, err := subprocess.ParseMount(s)
+		if err != nil {
+			return nil, err
+		}
+		mounts = append(mounts, m)
+	}
 	return subprocess.New(subprocess.Config{
-		DataDir:   dir,
-		RunnerID:  id,
-		InitPath:  cfg.Init,
-		Python:    cfg.Python,
-		HostImage: cfg.HostImage,
-		AllowWeak: cfg.AllowWeak,
+		DataDir:     dir,
+		RunnerID:    id,
+		InitPath:    cfg.Init,
+		Python:      cfg.Python,
+		HostImage:   cfg.HostImage,
+		AllowWeak:   cfg.AllowWeak,
+		WorkspaceMB: cfg.WorkspaceMB,
+		Mounts:      mounts,
+		OwnFiles:    []string{cfg.DataDir, cfg.RunnerDataDir},
 		Egress: egress.Config{
 			Resolver:     cfg.EgressResolver,
 			PrivateAllow: cfg.EgressPrivateAllow,

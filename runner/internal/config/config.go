@@ -21,6 +21,7 @@ import (
 	"github.com/caarlos0/env/v11"
 
 	"github.com/bigwave/bigwave/runner/internal/egress"
+	"github.com/bigwave/bigwave/runner/internal/sandbox/subprocess"
 	"github.com/bigwave/bigwave/shared/bus"
 )
 
@@ -53,6 +54,9 @@ type Config struct {
 	Python    string   `env:"PYTHON" derived:"python3 from PATH" allowed:"a path or a name" doc:"the interpreter of python tools"`
 	HostImage string   `env:"HOST_IMAGE" envDefault:"bigwave/sandbox-base:latest" allowed:"a name" doc:"the base_image that the host's own files stand for"`
 	AllowWeak []string `env:"ALLOW_WEAK" allowed:"memory, pids, cpu, separated by commas" doc:"limits that may be held weakly where cgroups are missing; results say so"`
+
+	WorkspaceMB int64    `env:"WORKSPACE_MB" envDefault:"1024" allowed:"a whole number from 16 to 1048576" doc:"size of a sandbox's /workspace in MiB, a disk of its own; where the runner is not root it lies in memory, with at most half of memory_mb"`
+	Mounts      []string `env:"MOUNTS" allowed:"host_path:sandbox_path:ro or :rw, separated by commas" doc:"directories that policies may list in fs_allowlist, whole or in part; file permissions count as for any other user of the host"`
 
 	EgressResolver     string        `env:"EGRESS_RESOLVER" derived:"the host's own" allowed:"host:port" doc:"the DNS server that names in a network_allowlist are asked of"`
 	EgressPrivateAllow []string      `env:"EGRESS_PRIVATE_ALLOW" allowed:"hosts, addresses and ranges, separated by commas" doc:"what sandboxes may reach, when their policy lists it, although its address is not public; a host opens private networks only, this machine's own and metadata addresses must be named themselves"`
@@ -169,6 +173,8 @@ func (c *Config) check() error {
 		{"Backend", c.Backend == "subprocess"},
 		{"AllowWeak", !slices.ContainsFunc(c.AllowWeak, func(s string) bool { return !slices.Contains([]string{"memory", "pids", "cpu"}, s) })},
 		{"EgressResolver", c.EgressResolver == "" || hostPort(c.EgressResolver)},
+		{"WorkspaceMB", within(c.WorkspaceMB, 16, 1<<20)},
+		{"Mounts", !slices.ContainsFunc(c.Mounts, func(s string) bool { _, err := subprocess.ParseMount(s); return err != nil })},
 		{"EgressPrivateAllow", egress.ParsePrivateAllow(c.EgressPrivateAllow) == nil},
 		{"EgressConnections", within(c.EgressConnections, 1, 10000)},
 		{"EgressIdle", within(c.EgressIdle, time.Second, 24*time.Hour)},

@@ -1,11 +1,11 @@
 package subprocess
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -30,6 +30,7 @@ type box struct {
 	up      chan inside.Trouble // Hello, and the answers to Layout and Limits, in order
 	made    chan made           // the answers to Sockets
 	gate    *egress.Gate        // the way out; nil: none
+	roots   []string            // what file operations may reach
 	done    chan struct{}       // closed once nothing runs in it any more
 
 	mu          sync.Mutex
@@ -39,6 +40,7 @@ type box struct {
 	lastID      uint32
 	pidsLimit   int64 // of user code; 0 before begin
 	calls       map[*call]bool
+	workspace   *os.File // only to ask how full it is; nil before begin
 
 	closing sync.Once
 	closed  chan struct{}
@@ -77,6 +79,7 @@ func (b *Backend) prepare(ctx context.Context) (*box, error) {
 		info:        sandbox.Info{Backend: "subprocess", Isolation: isolation, Enforced: b.enforced()},
 		up:          make(chan inside.Trouble, 1),
 		made:        make(chan made, 1),
+		roots:       []string{workspace},
 		done:        make(chan struct{}),
 		supervisors: map[uint32]*supervisor{},
 		calls:       map[*call]bool{},
@@ -93,14 +96,16 @@ const isolation = "userns+mountns+pidns+netns+ipcns+utsns+cgroupns"
 
 func (x *box) make(ctx context.Context) error {
 	ids := x.b.ids(x.slot)
-	dir := filepath.Join(x.b.cfg.DataDir, "sandboxes", x.name, "workspace")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make the workspace: %w", err)
-	}
-	if x.b.root {
-		if err := os.Chown(dir, ids.first+ids.user, ids.first+ids.user); err != nil {
-			return fmt.Errorf("make the workspace: %w", err)
+	mount := -1
+	if x.b.disks != nil {
+		var err error
+		if mount, err = x.b.disks.make(x.name, ids.first+ids.user, x.b.at); err != nil {
+			return err
 		}
+		defer closeFDs([]int{mount})
+	}
+	if err := x.b.at("cgroup"); err != nil {
+		return err
 	}
 	if x.b.cgroups.Version() != cgroup.None {
 		var err error
@@ -111,11 +116,14 @@ func (x *box) make(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := x.launch(ids); err != nil {
+	if err := cmp.Or(x.b.at("launch"), x.launch(ids)); err != nil {
 		return err
 	}
 	// Only a running init has the threads that must stay out of the pids cgroup.
 	if err := x.answer(ctx); err != nil {
+		return err
+	}
+	if err := x.b.at("join"); err != nil {
 		return err
 	}
 	if x.group != nil {
@@ -123,13 +131,13 @@ func (x *box) make(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := x.sendLayout(dir, ids); err != nil {
+	if err := cmp.Or(x.b.at("layout"), x.sendLayout(mount, ids)); err != nil {
 		return err
 	}
 	if err := x.answer(ctx); err != nil {
 		return err
 	}
-	return x.firstSpare(ctx)
+	return cmp.Or(x.b.at("spare"), x.firstSpare(ctx))
 }
 
 // launch starts the init in its namespaces. It waits for its layout.
@@ -180,8 +188,8 @@ func (x *box) launch(ids ids) error {
 	return nil
 }
 
-func (x *box) sendLayout(dir string, ids ids) error {
-	steps := x.b.host.layout(dir, ids, x.b.cfg.TmpMB, x.b.cfg.ShmMB)
+func (x *box) sendLayout(mount int, ids ids) error {
+	steps := x.b.host.layout(ids, x.b.cfg.TmpMB, x.b.cfg.ShmMB, x.b.workspaceStep(mount, ids))
 	layout := inside.Layout{
 		Hostname: "sandbox",
 		UID:      uint32(ids.user),
@@ -202,6 +210,9 @@ func (x *box) sendLayout(dir string, ids ids) error {
 	} else {
 		for i := range steps {
 			steps[i].FD = -1
+		}
+		for _, o := range x.b.offers {
+			layout.Offers = append(layout.Offers, inside.Offer{Path: o.Host})
 		}
 	}
 	if x.group != nil && x.group.CallsFD() >= 0 {
@@ -261,22 +272,37 @@ func (x *box) begin(ctx context.Context, spec sandbox.Spec) error {
 		TmpBytes: uint64(min(x.b.cfg.TmpMB<<20, memory/2)),
 		ShmBytes: uint64(min(x.b.cfg.ShmMB<<20, memory/2)),
 	}
-	rlimits := false
+	if x.b.disks == nil {
+		tmp.WorkspaceBytes = uint64(min(x.b.cfg.WorkspaceMB<<20, memory/2))
+	}
+	wishes, err := x.b.wishes(p.FSAllowlist)
+	if err != nil {
+		return err
+	}
+	var fds []int
+	if tmp.Mounts, fds, err = x.b.mounts(wishes); err != nil {
+		return err
+	}
+	defer closeFDs(fds)
+	for _, w := range wishes {
+		x.roots = append(x.roots, w.path)
+	}
+	again := len(wishes) > 0 // the supervisors that wait were made without
 	if !x.b.cgroups.Has(cgroup.Memory) {
-		tmp.Rlimits.AddressSpace, rlimits = uint64(memory), true
+		tmp.Rlimits.AddressSpace, again = uint64(memory), true
 	}
 	if !x.b.cgroups.Has(cgroup.PIDs) {
 		// The init's threads and the supervisors have the same uid.
-		tmp.Rlimits.Processes, rlimits = uint64(p.PIDsLimit)+initTasks, true
+		tmp.Rlimits.Processes, again = uint64(p.PIDsLimit)+initTasks, true
 	}
-	if err := x.control.send(inside.AppendLimits(nil, tmp)); err != nil {
+	if err := cmp.Or(x.b.at("limits"), x.control.send(inside.AppendLimits(nil, tmp), fds...)); err != nil {
 		return err
 	}
 	x.mu.Lock()
 	x.pidsLimit = p.PIDsLimit
-	err := x.limitPIDs()
-	if rlimits {
-		x.dropSpares() // they were made without
+	err = x.limitPIDs()
+	if again {
+		x.dropSpares()
 	}
 	x.mu.Unlock()
 	if err != nil {
@@ -290,7 +316,7 @@ func (x *box) begin(ctx context.Context, spec sandbox.Spec) error {
 	if err := x.answer(ctx); err != nil {
 		return err
 	}
-	return x.openGate(ctx, p.NetworkAllowlist)
+	return cmp.Or(x.b.at("gate"), x.openGate(ctx, p.NetworkAllowlist))
 }
 
 // initTasks is how many tasks of ours count under an RLIMIT_NPROC: the init's
@@ -387,6 +413,9 @@ func (x *box) hear(kind inside.Kind, body []byte, fds []int) {
 			return
 		}
 	}
+	if kind == inside.KindLimited && len(fds) == 1 && x.keepWorkspace(fds[0]) {
+		fds = nil
+	}
 	closeFDs(fds)
 	switch kind {
 	case inside.KindHello, inside.KindUp, inside.KindLimited:
@@ -400,6 +429,27 @@ func (x *box) hear(kind inside.Kind, body []byte, fds []int) {
 		if e, err := inside.ParseEnded(body); err == nil {
 			x.supervisorEnded(e)
 		}
+	}
+}
+
+// keepWorkspace takes the first descriptor of the workspace.
+func (x *box) keepWorkspace(fd int) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.workspace != nil {
+		return false
+	}
+	x.workspace = os.NewFile(uintptr(fd), workspace)
+	return true
+}
+
+// letGo frees the workspace's disk: nothing of it is needed any more.
+func (x *box) letGo() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.workspace != nil {
+		abandon(x.workspace)
+		_ = x.workspace.Close()
 	}
 }
 
@@ -510,12 +560,7 @@ func (x *box) shut(ctx context.Context) error {
 	if x.group != nil {
 		errs = append(errs, x.group.Remove(ctx))
 	}
-	removed := x.b.remove(x.name)
-	select {
-	case err := <-removed:
-		errs = append(errs, err)
-	case <-ctx.Done(): // a huge tree goes on being removed
-	}
+	x.letGo()
 	x.b.track(x, false)
 	if x.alive() { // its ids are not to be had by another
 		errs = append(errs, errors.New("a sandbox outlived its end"))

@@ -13,7 +13,7 @@ import (
 // started and a program in it says what it may do.
 func (b *Backend) Check(ctx context.Context) sandbox.Report {
 	r := sandbox.Report{Backend: "subprocess"}
-	r.Pieces = append(r.Pieces, b.checkInit(), b.checkIDs())
+	r.Pieces = append(r.Pieces, b.checkInit(), b.checkIDs(), b.checkDisk())
 	r.Pieces = append(r.Pieces, b.checkPrograms()...)
 	r.Pieces = append(r.Pieces, b.checkLimits()...)
 	r.Pieces = append(r.Pieces, b.checkFilter(), b.checkLandlock())
@@ -44,6 +44,15 @@ func (b *Backend) checkIDs() sandbox.Piece {
 	p.State = "weak"
 	p.Detail = fmt.Sprintf("user code has the runner's own host uid %d", os.Geteuid())
 	p.Means = "it has no capability and sees nothing of the host but /usr; run as root to give every sandbox ids of its own"
+	return p
+}
+
+func (b *Backend) checkDisk() sandbox.Piece {
+	p := sandbox.Piece{Name: "workspace disk", State: "ok", Detail: fmt.Sprintf("each sandbox has an ext4 of %d MiB", b.cfg.WorkspaceMB)}
+	if b.disks == nil {
+		p.State, p.Detail = "weak", b.noDisks.Error()
+		p.Means = fmt.Sprintf("workspaces lie in memory, with at most %d MiB and half of memory_mb; for disks run as root, with e2fsprogs, /dev/loop-control and loop devices", b.cfg.WorkspaceMB)
+	}
 	return p
 }
 

@@ -41,8 +41,11 @@ type Config struct {
 	TmpMB        int64  // most for /tmp; 256 if 0. Counts as memory, so never more than half of memory_mb
 	ShmMB        int64  // most for /dev/shm; 64 if 0
 	AllowWeak    []string
+	WorkspaceMB  int64    // size of /workspace; 1024 if 0
+	Mounts       []Mount  // what policies may ask for besides /workspace
+	OwnFiles     []string // paths that no mount may show, besides DataDir
 	Require      []string // parts of the fence that a start needs although they are optional: landlock
-	Spares       int // sandboxes kept ready; 1 if 0, none if negative
+	Spares       int      // sandboxes kept ready; 1 if 0, none if negative
 
 	Egress egress.Config // how sandboxes reach what their policy lists
 
@@ -61,6 +64,9 @@ type Backend struct {
 	cfg     Config
 	log     *slog.Logger
 	host    host
+	disks   *disks // nil: workspaces lie in memory
+	noDisks error  // why
+	offers  []offer
 	cgroups *cgroup.Manager
 	fence   *egress.Fence
 	init    *os.File
@@ -78,9 +84,10 @@ type Backend struct {
 	spares  []*box
 	refill  bool // a goroutine is making a spare
 	made    int
-	run     string         // of this process: no name is ever one that an earlier process used
-	filling sync.WaitGroup // the making of spares
-	working sync.WaitGroup // listening to inits, removing what they leave
+	run     string             // of this process: no name is ever one that an earlier process used
+	step    func(string) error // of a start, for tests that let it fail; nil: none
+	filling sync.WaitGroup     // the making of spares
+	working sync.WaitGroup     // listening to inits, removing what they leave
 }
 
 var _ sandbox.Backend = (*Backend)(nil)
@@ -93,6 +100,7 @@ func New(cfg Config) (*Backend, error) {
 	cfg.UIDBase = cmp.Or(cfg.UIDBase, defaultUIDBase)
 	cfg.TmpMB = cmp.Or(cfg.TmpMB, 256)
 	cfg.ShmMB = cmp.Or(cfg.ShmMB, 64)
+	cfg.WorkspaceMB = cmp.Or(cfg.WorkspaceMB, 1024)
 	cfg.Spares = cmp.Or(cfg.Spares, 1)
 	if !plainName(cfg.RunnerID) {
 		return nil, fmt.Errorf("runner id %q must be of letters, digits, - and _", cfg.RunnerID)
@@ -119,10 +127,34 @@ func New(cfg Config) (*Backend, error) {
 	if b.cgroups, err = cgroup.Find(cfg.CgroupParent, ownCgroup(cfg)); err != nil {
 		return nil, errors.Join(err, b.init.Close(), b.lock.Close())
 	}
+	if b.offers, err = openOffers(cfg.Mounts, append([]string{cfg.DataDir}, cfg.OwnFiles...)...); err != nil {
+		return nil, errors.Join(err, b.init.Close(), b.lock.Close())
+	}
 	b.host = lookAtHost(cfg.Python)
+	b.lookForDisks()
 	b.filter, b.filterErr = callFilter()
 	b.landlock = landlockABI()
 	return b, nil
+}
+
+// lookForDisks finds out whether workspaces can be file systems on a disk.
+func (b *Backend) lookForDisks() {
+	if !b.root {
+		b.noDisks = errors.New("only root can mount a file system")
+		return
+	}
+	if b.disks, b.noDisks = newDisks(filepath.Join(b.cfg.DataDir, "sandboxes"), b.cfg.WorkspaceMB); b.noDisks != nil {
+		b.disks = nil
+		b.log.Warn("workspaces lie in memory", "error", b.noDisks)
+	}
+}
+
+// at tells a test that a start has come to a step.
+func (b *Backend) at(step string) error {
+	if b.step == nil {
+		return nil
+	}
+	return b.step(step)
 }
 
 // ownCgroup names the cgroup of everything this backend makes. The data
@@ -187,10 +219,8 @@ func (b *Backend) enforceable(spec sandbox.Spec) error {
 	if !slices.Contains(p.FSAllowlist, workspace) {
 		return refuse("fs_allowlist", "fs_allowlist must contain %s", workspace)
 	}
-	for _, path := range p.FSAllowlist {
-		if path != workspace {
-			return refuse("fs_allowlist", "this runner offers no mount for %s in fs_allowlist", path)
-		}
+	if _, err := b.wishes(p.FSAllowlist); err != nil {
+		return err
 	}
 	if p.BaseImage != b.cfg.HostImage {
 		return refuse("base_image", "this runner has the base_image %s, not %s", b.cfg.HostImage, p.BaseImage)
@@ -231,6 +261,10 @@ func (b *Backend) enforced() map[string]string {
 		"network_allowlist":  "network namespace with lo only",
 		"base_image":         "host",
 		"wall_clock_seconds": "runner's clock, pid namespace killed",
+		"workspace":          fmt.Sprintf("ext4 of %d MiB", b.cfg.WorkspaceMB),
+	}
+	if b.disks == nil {
+		how["workspace"] = fmt.Sprintf("tmpfs of %d MiB, at most half of memory_mb", b.cfg.WorkspaceMB)
 	}
 	for _, l := range limits {
 		if b.cgroups.Has(l.controller) {
@@ -348,6 +382,7 @@ func (b *Backend) Close(ctx context.Context) error {
 	wait.Wait()
 	b.working.Wait() // what Close left to be removed
 	b.cgroups.Close()
+	closeOffers(b.offers)
 	return errors.Join(errors.Join(errs...), b.init.Close(), b.lock.Close())
 }
 
@@ -378,19 +413,6 @@ func (b *Backend) track(x *box, live bool) {
 	} else {
 		delete(b.boxes, x)
 	}
-}
-
-// remove deletes a tree of the sandboxes directory in the background.
-func (b *Backend) remove(name string) <-chan error {
-	done := make(chan error, 1)
-	b.working.Go(func() {
-		err := removeTree(filepath.Join(b.cfg.DataDir, "sandboxes"), name)
-		if err != nil {
-			b.log.Error("leftovers of a sandbox", "dir", name, "error", err)
-		}
-		done <- err
-	})
-	return done
 }
 
 func plainName(s string) bool {
