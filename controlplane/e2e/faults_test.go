@@ -325,9 +325,8 @@ func TestNoRunnerAndFullRunnersAreSaidSo(t *testing.T) {
 func TestPoliciesThatNoRunnerEnforces(t *testing.T) {
 	s := start(t, options{})
 	for field, change := range map[string]object{
-		"network_allowlist": {"network_allowlist": []string{"api.openai.com:443"}},
-		"fs_allowlist":      {"fs_allowlist": []string{"/workspace", "/data/shared-readonly"}},
-		"base_image":        {"base_image": "other/image:1"},
+		"fs_allowlist": {"fs_allowlist": []string{"/workspace", "/data/shared-readonly"}},
+		"base_image":   {"base_image": "other/image:1"},
 	} {
 		s.setPolicy(change)
 		ses := s.session()
@@ -338,6 +337,21 @@ func TestPoliciesThatNoRunnerEnforces(t *testing.T) {
 		}
 		s.setPolicy(nil) // the next start reads the new policy
 		wantStatus(t, s.sh(ses, "true"), "ok")
+	}
+}
+
+func TestWhatTheNetworkRefusesIsInTheResult(t *testing.T) {
+	s := start(t, options{})
+	s.setPolicy(object{"network_allowlist": []string{"OK.test.:443"}})
+	ses := s.session()
+	c := s.sh(ses, "getent hosts ok.test && ! getent hosts other.test")
+	wantStatus(t, c, "ok")
+	if got := fmt.Sprint(c["denials"]); got != "[map[kind:dns reason:not in network_allowlist target:other.test]]" {
+		t.Errorf("denials: %s", got)
+	}
+	c = s.sh(ses, "true")
+	if got := fmt.Sprint(c["denials"]); got != "[]" {
+		t.Errorf("the next call's denials: %s", got)
 	}
 }
 

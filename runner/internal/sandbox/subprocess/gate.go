@@ -129,3 +129,24 @@ func (x *box) hearSockets(ctx context.Context) ([]*os.File, error) {
 		return nil, context.Cause(ctx)
 	}
 }
+
+// checkGate opens a gate in a sandbox that nobody gets.
+func (b *Backend) checkGate(ctx context.Context) []sandbox.Piece {
+	gate := sandbox.Piece{Name: "egress", State: "ok", Detail: "names, addresses and ranges on TCP", Fatal: true}
+	filter := sandbox.Piece{Name: "nf_tables", State: "ok", Detail: "refuses and notes what is not listed"}
+	x, err := b.prepare(ctx)
+	if err == nil {
+		err = x.openGate(ctx, []string{"canary.invalid:443"})
+		if err == nil && !x.gate.Filtered() {
+			filter.State, filter.Detail = "weak", "the kernel has none"
+			filter.Means = "attempts on what no entry of a network_allowlist has still fail, but are not in a call's denials; load the modules nf_tables and nft_reject_inet"
+		}
+		err = errors.Join(err, x.Close(context.WithoutCancel(ctx)))
+	}
+	if err != nil {
+		gate.State, gate.Detail = "missing", err.Error()
+		gate.Means = "no sandbox could get a network_allowlist: the kernel must let the runner set up lo in a sandbox's network namespace"
+		return []sandbox.Piece{gate}
+	}
+	return []sandbox.Piece{gate, filter}
+}
