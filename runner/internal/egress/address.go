@@ -5,6 +5,8 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync"
+	"time"
 )
 
 // special are the ranges that are not the public internet, and what each is.
@@ -148,19 +150,35 @@ func describe(addr netip.Addr, own []netip.Addr) (what string, local bool) {
 	return what, local
 }
 
-// ownAddresses are this machine's at the moment.
-func ownAddresses() ([]netip.Addr, error) {
-	list, err := net.InterfaceAddrs()
+// own are this machine's addresses, as they were lately.
+type own struct {
+	mu    sync.Mutex
+	list  []netip.Addr
+	taken time.Time
+}
+
+// ownFor is how long they are taken for granted: to list them costs as much as
+// to connect.
+const ownFor = 2 * time.Second
+
+func (o *own) addresses() ([]netip.Addr, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.taken.IsZero() && time.Since(o.taken) < ownFor {
+		return o.list, nil
+	}
+	all, err := net.InterfaceAddrs()
 	if err != nil {
 		return nil, fmt.Errorf("list this machine's addresses: %w", err)
 	}
-	var own []netip.Addr
-	for _, a := range list {
+	var list []netip.Addr
+	for _, a := range all {
 		if n, ok := a.(*net.IPNet); ok {
 			if addr, ok := netip.AddrFromSlice(n.IP); ok {
-				own = append(own, addr.Unmap())
+				list = append(list, addr.Unmap())
 			}
 		}
 	}
-	return own, nil
+	o.list, o.taken = list, time.Now()
+	return list, nil
 }

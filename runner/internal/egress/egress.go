@@ -63,6 +63,7 @@ type Fence struct {
 	cfg     Config
 	log     *slog.Logger
 	allowed allowed
+	own     own
 	resolve func(ctx context.Context, name string) ([]netip.Addr, error)
 
 	total    atomic.Int64 // connections of all gates
@@ -77,7 +78,7 @@ func New(cfg Config) (*Fence, error) {
 	if cfg.Dial == nil {
 		cfg.Dial = dial
 	}
-	f := &Fence{cfg: cfg, log: cmp.Or(cfg.Log, slog.Default()), maxTotal: descriptors() / 4, resolve: hostResolver}
+	f := &Fence{cfg: cfg, log: cmp.Or(cfg.Log, slog.Default()), maxTotal: descriptors() / 8, resolve: hostResolver}
 	var err error
 	if f.allowed, err = parseAllowed(cfg.PrivateAllow); err != nil {
 		return nil, fmt.Errorf("private addresses to allow: %w", err)
@@ -92,7 +93,7 @@ func New(cfg Config) (*Fence, error) {
 }
 
 // descriptors is how many files this process may have open. A connection takes
-// two, and other sandboxes must get theirs.
+// two, and up to six when it is busy; other sandboxes must get theirs.
 func descriptors() int64 {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

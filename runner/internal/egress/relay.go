@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -60,7 +62,7 @@ func (g *Gate) dial(t target) (*net.TCPConn, error) {
 
 // fine returns those of a target's addresses that may be dialled.
 func (f *Fence) fine(name string, addrs []netip.Addr) ([]netip.Addr, error) {
-	own, err := ownAddresses()
+	own, err := f.own.addresses()
 	if err != nil {
 		return nil, err
 	}
@@ -228,50 +230,117 @@ func (r *relay) moved(n int, count *atomic.Int64) error {
 // buffers are shared: a connection has one only while bytes are on their way.
 var buffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 
+// A direction that has passed so much is worth a pipe, through which the
+// kernel moves bytes without showing them to us.
+const bulk = 1 << 20
+
 // copy passes bytes until src ends, and then ends dst's direction.
 func (r *relay) copy(dst, src *net.TCPConn, count *atomic.Int64) error {
-	raw, err := src.SyscallConn()
+	from, err := src.SyscallConn()
 	if err != nil {
 		return err
 	}
-	for {
-		var b *[64 << 10]byte
-		var n int
-		var failed error
-		err := raw.Read(func(fd uintptr) bool {
-			b = buffers.Get().(*[64 << 10]byte)
-			n, failed = unix.Read(int(fd), b[:])
-			if failed == unix.EAGAIN || failed == unix.EINTR {
-				buffers.Put(b)
-				b = nil
-				return failed == unix.EINTR
-			}
-			return true
-		})
+	for passed := 0; passed < bulk; {
+		n, err := r.step(dst, from, count)
 		if err != nil {
 			return err
 		}
-		if b == nil { // interrupted
-			continue
+		if n == 0 {
+			return dst.CloseWrite()
 		}
-		done, err := r.pass(dst, b[:max(n, 0)], failed, count)
-		buffers.Put(b)
-		if done || err != nil {
+		passed += n
+	}
+	var pipe [2]int
+	if unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
+		return r.steps(dst, from, count) // out of descriptors
+	}
+	defer func() { _ = errors.Join(unix.Close(pipe[0]), unix.Close(pipe[1])) }()
+	_, _ = unix.FcntlInt(uintptr(pipe[0]), unix.F_SETPIPE_SZ, pipeSize) // or as large as it is
+	return r.splice(dst, from, pipe, count)
+}
+
+// steps passes bytes to the end without a pipe.
+func (r *relay) steps(dst *net.TCPConn, from syscall.RawConn, count *atomic.Int64) error {
+	for {
+		n, err := r.step(dst, from, count)
+		if err != nil {
 			return err
+		}
+		if n == 0 {
+			return dst.CloseWrite()
 		}
 	}
 }
 
-func (r *relay) pass(dst *net.TCPConn, b []byte, failed error, count *atomic.Int64) (bool, error) {
-	switch {
-	case failed != nil:
-		return false, failed
-	case len(b) == 0:
-		return true, dst.CloseWrite()
+// step passes what there is; 0 is the end.
+func (r *relay) step(dst *net.TCPConn, from syscall.RawConn, count *atomic.Int64) (int, error) {
+	var b *[64 << 10]byte
+	n, err := when(from.Read, func(fd int) (int, error) {
+		b = buffers.Get().(*[64 << 10]byte)
+		n, err := unix.Read(fd, b[:])
+		if err != nil {
+			buffers.Put(b)
+		}
+		return n, err
+	})
+	if err != nil {
+		return 0, err
 	}
-	if err := r.moved(len(b), count); err != nil {
-		return false, err
+	defer buffers.Put(b)
+	if n == 0 {
+		return 0, nil
 	}
-	_, err := dst.Write(b)
-	return false, err
+	if err := r.moved(n, count); err != nil {
+		return 0, err
+	}
+	_, err = dst.Write(b[:n])
+	return n, err
+}
+
+const pipeSize = 512 << 10
+
+// splice passes bytes to the end by way of a pipe, which is empty in between.
+func (r *relay) splice(dst *net.TCPConn, from syscall.RawConn, pipe [2]int, count *atomic.Int64) error {
+	const flags = unix.SPLICE_F_MOVE | unix.SPLICE_F_NONBLOCK
+	to, err := dst.SyscallConn()
+	if err != nil {
+		return err
+	}
+	for {
+		n, err := when(from.Read, func(fd int) (int, error) {
+			n, err := unix.Splice(fd, nil, pipe[1], nil, pipeSize, flags)
+			return int(n), err
+		})
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return dst.CloseWrite()
+		}
+		if err := r.moved(n, count); err != nil {
+			return err
+		}
+		for n > 0 {
+			out, err := when(to.Write, func(fd int) (int, error) {
+				out, err := unix.Splice(pipe[0], nil, fd, nil, n, flags)
+				return int(out), err
+			})
+			if err != nil {
+				return err
+			}
+			n -= out
+		}
+	}
+}
+
+// when calls do as soon as it does not have to wait for the descriptor.
+func when(ready func(func(uintptr) bool) error, do func(fd int) (int, error)) (n int, err error) {
+	waited := ready(func(fd uintptr) bool {
+		for {
+			if n, err = do(int(fd)); err != unix.EINTR {
+				return err != unix.EAGAIN
+			}
+		}
+	})
+	return n, cmp.Or(waited, err)
 }
