@@ -263,5 +263,10 @@ func full(dir *os.File) bool {
 	if dir == nil || unix.Fstatfs(int(dir.Fd()), &s) != nil {
 		return false
 	}
-	return s.Blocks > 0 && s.Bavail == 0 || s.Files > 0 && s.Ffree == 0
+	least := min(nearlyFull/uint64(s.Bsize), s.Blocks/32)
+	return s.Blocks > 0 && s.Bavail <= least || s.Files > 0 && s.Ffree == 0
 }
+
+// nearlyFull is what may still be free, in bytes, when a write is refused:
+// ext4 takes large ones in pieces of this size, whole or not at all.
+const nearlyFull = 2 << 20
