@@ -307,9 +307,9 @@ func (t target) String() string {
 func (g *Gate) admit(c *net.TCPConn) {
 	local := c.LocalAddr().(*net.TCPAddr).AddrPort()
 	local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
-	if !g.keep(c) {
+	if why := g.keep(c); why != "" {
 		reset(c)
-		g.deny(KindLimit, g.label(local), fmt.Sprintf("more than %d connections at once", g.fence.cfg.Connections))
+		g.deny(KindLimit, g.label(local), why)
 		return
 	}
 	if local == dnsAddress {
@@ -362,19 +362,21 @@ func (g *Gate) label(local netip.AddrPort) string {
 	return hostPort(local.Addr().String(), local.Port())
 }
 
-// keep counts a connection in unless there are too many.
-func (g *Gate) keep(c *net.TCPConn) bool {
+// keep counts a connection in, or says why there is no room for it.
+func (g *Gate) keep(c *net.TCPConn) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.closed || len(g.conns) >= g.fence.cfg.Connections {
-		return false
-	}
-	if g.fence.total.Add(1) > g.fence.maxTotal {
+	switch {
+	case g.closed:
+		return "the sandbox is being closed"
+	case len(g.conns) >= g.fence.cfg.Connections:
+		return fmt.Sprintf("more than %d connections at once", g.fence.cfg.Connections)
+	case g.fence.total.Add(1) > g.fence.maxTotal:
 		g.fence.total.Add(-1)
-		return false
+		return "too many connections of all sandboxes at once"
 	}
 	g.conns[c] = true
-	return true
+	return ""
 }
 
 // drop closes a connection, if that was not done already, and counts it out.

@@ -289,8 +289,11 @@ func testListed(t *testing.T, b sandbox.Backend, o *outside) {
 	}
 	says(t, s, fmt.Sprintf(`
 p = %d
-print(say("ok.test", p), say("OK.Test.", p), say("a.b.ex.test", p), say("ok.test", p, family=socket.AF_INET6), sep="\n")
-`, o.port), strings.TrimSpace(strings.Repeat("good got hi\n", 4)))
+print(say("ok.test", p), say("OK.Test.", p), say("a.b.ex.test", p), sep="\n")
+`, o.port), strings.TrimSpace(strings.Repeat("good got hi\n", 3)))
+	if _, err := os.Stat("/proc/net/if_inet6"); err == nil { // the kernel has IPv6
+		says(t, s, fmt.Sprintf(`print(say("ok.test", %d, family=socket.AF_INET6))`, o.port), "good got hi")
+	}
 	r := Exec(t, s, within(10*time.Second, Bash(fmt.Sprintf(`exec 9<>/dev/tcp/ok.test/%d; printf hi >&9; getent hosts ok.test | grep -c .; id -un`, o.port))))
 	mustExit(t, r, 0)
 	asked := o.questions.Load()
