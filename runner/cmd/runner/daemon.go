@@ -232,6 +232,7 @@ func newBackend(cfg config.Config, dir, id string, log *slog.Logger) (sandbox.Ba
 		Python:      cfg.Python,
 		HostImage:   cfg.HostImage,
 		AllowWeak:   cfg.AllowWeak,
+		Require:     cfg.Require,
 		WorkspaceMB: cfg.WorkspaceMB,
 		Mounts:      mounts,
 		OwnFiles:    []string{cfg.DataDir, cfg.RunnerDataDir},

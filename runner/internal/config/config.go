@@ -54,6 +54,7 @@ type Config struct {
 	Python    string   `env:"PYTHON" derived:"python3 from PATH" allowed:"a path or a name" doc:"the interpreter of python tools"`
 	HostImage string   `env:"HOST_IMAGE" envDefault:"bigwave/sandbox-base:latest" allowed:"a name" doc:"the base_image that the host's own files stand for"`
 	AllowWeak []string `env:"ALLOW_WEAK" allowed:"memory, pids, cpu, separated by commas" doc:"limits that may be held weakly where cgroups are missing; results say so"`
+	Require   []string `env:"REQUIRE" allowed:"landlock" doc:"optional parts of the fence without which no sandbox starts"`
 
 	WorkspaceMB int64    `env:"WORKSPACE_MB" envDefault:"1024" allowed:"a whole number from 16 to 1048576" doc:"size of a sandbox's /workspace in MiB, a disk of its own; where the runner is not root it lies in memory, with at most half of memory_mb"`
 	Mounts      []string `env:"MOUNTS" allowed:"host_path:sandbox_path:ro or :rw, separated by commas" doc:"directories that policies may list in fs_allowlist, whole or in part; file permissions count as for any other user of the host"`
@@ -172,6 +173,7 @@ func (c *Config) check() error {
 		{"MaxOutputBytes", c.MaxOutputBytes >= 1024},
 		{"Backend", c.Backend == "subprocess"},
 		{"AllowWeak", !slices.ContainsFunc(c.AllowWeak, func(s string) bool { return !slices.Contains([]string{"memory", "pids", "cpu"}, s) })},
+		{"Require", !slices.ContainsFunc(c.Require, func(s string) bool { return s != "landlock" })},
 		{"EgressResolver", c.EgressResolver == "" || hostPort(c.EgressResolver)},
 		{"WorkspaceMB", within(c.WorkspaceMB, 16, 1<<20)},
 		{"Mounts", !slices.ContainsFunc(c.Mounts, func(s string) bool { _, err := subprocess.ParseMount(s); return err != nil })},
