@@ -87,19 +87,14 @@ func (g *Gate) open(sockets Sockets) error {
 	for range ports {
 		want = append(want, Socket{family, unix.SOCK_STREAM, 0})
 	}
-	files, err := sockets(want)
-	defer func() {
-		for _, f := range files {
-			_ = f.Close()
-		}
-	}()
+	files, err := ask(sockets, want, !g.fence.cfg.NoFilter)
+	defer closeAll(files)
 	if err != nil {
 		return fmt.Errorf("make sockets in the sandbox: %w", err)
 	}
-	if len(files) != len(want) {
-		return fmt.Errorf("make sockets in the sandbox: got %d, not %d", len(files), len(want))
+	if len(files) > len(want) {
+		g.openFilter(files[len(want)])
 	}
-	g.openFilter(sockets)
 	if err := g.openLink(files[0]); err != nil {
 		return err
 	}
@@ -124,25 +119,40 @@ func ipFamily() int {
 	return unix.AF_INET6
 }
 
-// openFilter goes without one where there is no nf_tables.
-func (g *Gate) openFilter(sockets Sockets) {
-	if g.fence.cfg.NoFilter {
-		return
+// ask returns the sockets that are wanted and, if filter is set and the kernel
+// has nf_tables, one for that after them.
+func ask(sockets Sockets, want []Socket, filter bool) ([]*os.File, error) {
+	if filter {
+		more := append(want[:len(want):len(want)], Socket{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER})
+		files, err := sockets(more)
+		if err == nil && len(files) == len(more) {
+			return files, nil
+		}
+		closeAll(files)
 	}
-	files, err := sockets([]Socket{{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER}})
-	if err != nil || len(files) != 1 {
-		g.fence.log.Debug("no nf_tables in a sandbox", "err", err)
-		return
+	files, err := sockets(want)
+	if err == nil && len(files) != len(want) {
+		err = fmt.Errorf("got %d, not %d", len(files), len(want))
 	}
-	socket, err := openNetlink(files[0])
-	if err != nil {
-		g.fence.log.Debug("no nf_tables in a sandbox", "err", err)
-		return
+	return files, err
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
 	}
-	if g.filter, err = newFilter(socket, g.list); err != nil {
+}
+
+// openFilter goes without one where nf_tables does not do what it should.
+func (g *Gate) openFilter(f *os.File) {
+	socket, err := openNetlink(f)
+	if err == nil {
+		if g.filter, err = newFilter(socket, g.list); err == nil {
+			return
+		}
 		socket.close()
-		g.fence.log.Debug("no nf_tables in a sandbox", "err", err)
 	}
+	g.fence.log.Debug("no nf_tables in a sandbox", "err", err)
 }
 
 // openLink makes addresses local. With a filter that is every address, so that
