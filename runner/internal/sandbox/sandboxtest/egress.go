@@ -228,7 +228,7 @@ def say(host, port, text=b"hi", family=0):
     except socket.gaierror as e:
         return "no name"
     except OSError as e:
-        return "cut" if connected else type(e).__name__
+        return "cut" if connected or isinstance(e, ConnectionResetError) else type(e).__name__
 def send(host, port):
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
