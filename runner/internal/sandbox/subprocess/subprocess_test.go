@@ -238,6 +238,7 @@ func TestCrash(t *testing.T) {
 		return
 	}
 	dir := t.TempDir()
+	disks := func() int { return loopsOf(dir) }
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestCrash$")
 	cmd.Env = append(os.Environ(), "BIGWAVE_TEST_CRASH="+dir, initEnv+"="+initProgram)
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "sandbox is up") {
@@ -258,6 +259,12 @@ func TestCrash(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(filepath.Join(dir, "sandboxes")); err != nil || len(entries) > 0 {
 		t.Errorf("left: %v, %v", entries, err)
+	}
+	for end := time.Now().Add(3 * time.Second); disks() > 0 && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if n := disks(); n > 0 {
+		t.Errorf("left: %d loop devices", n)
 	}
 	for _, pattern := range []string{"/sys/fs/cgroup/*/bigwave/crash-test/*/", "/sys/fs/cgroup/bigwave/crash-test/*/"} {
 		if left, _ := filepath.Glob(pattern); len(left) > 0 {
