@@ -67,7 +67,7 @@ func BenchmarkGate(b *testing.B) {
 			b.Fatal(err)
 		}
 		begin := time.Now()
-		if err := x.openGate(b.Context(), []string{"ok.test:443", "*.ex.test:443", "a.test:80", "8.8.8.8:53", "10.0.0.0/8:5432"}); err != nil {
+		if err := x.openGate(b.Context(), x.b.fence, []string{"ok.test:443", "*.ex.test:443", "a.test:80", "8.8.8.8:53", "10.0.0.0/8:5432"}); err != nil {
 			b.Fatal(err)
 		}
 		opened = append(opened, time.Since(begin))

@@ -316,7 +316,7 @@ func (x *box) begin(ctx context.Context, spec sandbox.Spec) error {
 	if err := x.answer(ctx); err != nil {
 		return err
 	}
-	return cmp.Or(x.b.at("gate"), x.openGate(ctx, p.NetworkAllowlist))
+	return cmp.Or(x.b.at("gate"), x.openGate(ctx, x.b.fence, p.NetworkAllowlist))
 }
 
 // initTasks is how many tasks of ours count under an RLIMIT_NPROC: the init's

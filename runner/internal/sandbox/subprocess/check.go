@@ -19,6 +19,7 @@ func (b *Backend) Check(ctx context.Context) sandbox.Report {
 	r.Pieces = append(r.Pieces, b.checkFilter(), b.checkLandlock())
 	r.Pieces = append(r.Pieces, b.checkFence(ctx)...)
 	r.Pieces = append(r.Pieces, b.checkGate(ctx)...)
+	r.Pieces = append(r.Pieces, b.checkCanary(ctx))
 	return r
 }
 
