@@ -8,6 +8,7 @@ package seccomp
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"syscall"
@@ -61,7 +62,12 @@ func assemble(goarch string) ([]bpf.Instruction, error) {
 	default:
 		return nil, fmt.Errorf("no system call filter for %s", goarch)
 	}
-	body := tree(ranges(info.SyscallNames))
+	var s search
+	s.add(ranges(info.SyscallNames))
+	body, err := s.instructions()
+	if err != nil {
+		return nil, err
+	}
 	return append([]bpf.Instruction{
 		bpf.LoadAbsolute{Off: offArch, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(info.ID), SkipTrue: 1},
@@ -78,13 +84,6 @@ type verdict struct {
 }
 
 func refuse(errno syscall.Errno) verdict { return verdict{answer: retErrno | uint32(errno)} }
-
-func (v verdict) instructions() []bpf.Instruction {
-	if v.code != nil {
-		return v.code
-	}
-	return []bpf.Instruction{bpf.RetConstant{Val: v.answer}}
-}
 
 // span is a range of numbers, up to the next one's first, with one verdict.
 type span struct {
@@ -129,21 +128,67 @@ func ranges(numbers map[string]int) []span {
 	return spans
 }
 
-// tree finds the span of the number in the accumulator and does what it says.
-func tree(spans []span) []bpf.Instruction {
-	if len(spans) == 1 {
-		return spans[0].instructions()
+// search finds the span of the number in the accumulator and does what it
+// says: jumps first, then the code of the examined, then each answer once. What
+// every call pays for is the number of instructions.
+type search struct {
+	jumps   []jump
+	code    []bpf.Instruction
+	answers []uint32
+}
+
+// jump is one comparison and where it leads.
+type jump struct {
+	first     uint32 // of the higher half
+	low, high place
+}
+
+// place is an index into one of the three parts.
+type place struct{ part, index int }
+
+const (
+	inJumps = iota
+	inCode
+	inAnswers
+)
+
+// add puts spans into the search and returns where to begin with them.
+func (s *search) add(spans []span) place {
+	if len(spans) > 1 {
+		at, middle := len(s.jumps), len(spans)/2
+		s.jumps = append(s.jumps, jump{first: spans[middle].first})
+		low, high := s.add(spans[:middle]), s.add(spans[middle:])
+		s.jumps[at].low, s.jumps[at].high = low, high
+		return place{inJumps, at}
 	}
-	middle := len(spans) / 2
-	low, high := tree(spans[:middle]), tree(spans[middle:])
-	if len(low) < 256 {
-		jump := bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: spans[middle].first, SkipTrue: uint8(len(low))}
-		return slices.Concat([]bpf.Instruction{jump}, low, high)
+	if code := spans[0].code; code != nil {
+		s.code = append(s.code, code...)
+		return place{inCode, len(s.code) - len(code)}
 	}
-	return slices.Concat([]bpf.Instruction{
-		bpf.JumpIf{Cond: bpf.JumpLessThan, Val: spans[middle].first, SkipTrue: 1},
-		bpf.Jump{Skip: uint32(len(low))},
-	}, low, high)
+	i := slices.Index(s.answers, spans[0].answer)
+	if i < 0 {
+		i = len(s.answers)
+		s.answers = append(s.answers, spans[0].answer)
+	}
+	return place{inAnswers, i}
+}
+
+func (s *search) instructions() ([]bpf.Instruction, error) {
+	begin := [...]int{inJumps: 0, inCode: len(s.jumps), inAnswers: len(s.jumps) + len(s.code)}
+	var out []bpf.Instruction
+	for i, j := range s.jumps {
+		low := begin[j.low.part] + j.low.index - i - 1
+		high := begin[j.high.part] + j.high.index - i - 1
+		if max(low, high) > 255 {
+			return nil, errors.New("the system call filter is too long to jump across")
+		}
+		out = append(out, bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: j.first, SkipTrue: uint8(high), SkipFalse: uint8(low)})
+	}
+	out = append(out, s.code...)
+	for _, a := range s.answers {
+		out = append(out, answer(a))
+	}
+	return out, nil
 }
 
 // argument loads the low half of an argument: all that the kernel looks at

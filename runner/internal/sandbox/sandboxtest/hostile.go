@@ -350,7 +350,7 @@ func testWrites(t *testing.T, s sandbox.Sandbox) {
 	for _, file := range []string{"/etc/passwd", "/etc/resolv.conf", "/etc/ld.so.cache", "/usr/bin/env", "/bin/bash", "/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sys/vm/drop_caches", "/proc/sys/user/max_user_namespaces", "/proc/sys/net/ipv4/ip_forward"} {
 		fmt.Fprintf(&script, "for do in ': > %[1]s' 'echo 1 >> %[1]s' 'chmod 777 %[1]s' 'chmod u+s %[1]s' 'test -e %[1]s && rm -f %[1]s && test ! -e %[1]s' 'touch -d 2000-01-01 %[1]s' 'truncate -s 0 %[1]s' 'mv %[1]s f'; do eval \"$do\" && echo \"$do\"; done\n", file)
 	}
-	r := Exec(t, s, within(60*time.Second, Bash("cd /workspace; : > f\nexec 2>/dev/null\n"+script.String()+"for file in uid_map gid_map setgroups projid_map; do echo '0 0 1' > /proc/$$/$file && echo $file; done\necho 5 > /proc/1/oom_score_adj && echo score\necho probed")))
+	r := Exec(t, s, within(60*time.Second, Bash("cd /workspace; : > f\nexec 2>/dev/null\n"+script.String()+"for file in uid_map gid_map setgroups; do echo '0 0 1' > /proc/$$/$file && echo $file; done\necho 5 > /proc/1/oom_score_adj && echo score\necho probed")))
 	mustExit(t, r, 0)
 	if r.Stdout != "probed\n" {
 		t.Errorf("not refused:\n%s", r.Stdout)
