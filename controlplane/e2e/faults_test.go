@@ -41,6 +41,7 @@ func TestAKilledRunnerIsToldAsLost(t *testing.T) {
 		wantStatus(t, s.sh(ses, "true"), "ok")
 		run := s.begin(ses, "echo c >> w; sleep 600")
 		time.Sleep(300 * time.Millisecond)
+		began := s.witnesses()["c"]
 		killed := time.Now()
 		s.runner.stop(syscall.SIGKILL)
 		r := s.final(ses, run, lostAfter+4*time.Second)
@@ -51,7 +52,6 @@ func TestAKilledRunnerIsToldAsLost(t *testing.T) {
 		if st := s.get("/v1/agent-sessions/" + ses).str("status"); st != "lost" {
 			t.Errorf("the session is %q", st)
 		}
-		began := s.witnesses()["c"]
 		was := s.incarnation()
 		s.runner = s.spawnRunner()
 		s.runner.lastIncarnation = was
@@ -168,8 +168,8 @@ func TestRandomKillsOfTheRunner(t *testing.T) {
 	for i := range rounds(t) {
 		randomKill(t, s, i, func() map[string]int {
 			was := s.incarnation()
+			seen := s.witnesses() // they end with the runner
 			s.runner.stop(syscall.SIGKILL)
-			seen := s.witnesses()
 			s.runner = s.spawnRunner()
 			s.runner.lastIncarnation = was
 			s.waitRunner()
@@ -277,9 +277,12 @@ func TestAnOrderlyShutdownDrains(t *testing.T) {
 			t.Errorf("got %q", c.str("stdout"))
 		}
 	}
-	if w := s.workspaces(); len(w) > 0 {
-		t.Errorf("left: %v", w)
-	}
+	eventually(t, 3*time.Second, "no disk is left", func() error {
+		if d := s.disks(); len(d) > 0 {
+			return fmt.Errorf("left: %v", d)
+		}
+		return nil
+	})
 	s.runner = s.spawnRunner()
 	s.waitRunner()
 
