@@ -234,6 +234,7 @@ func newBackend(cfg config.Config, dir, id string, log *slog.Logger) (sandbox.Ba
 		AllowWeak:   cfg.AllowWeak,
 		Require:     cfg.Require,
 		WorkspaceMB: cfg.WorkspaceMB,
+		RoomOf:      cfg.RunnerDataDir,
 		Mounts:      mounts,
 		OwnFiles:    []string{cfg.DataDir, cfg.RunnerDataDir},
 		Egress: egress.Config{

@@ -56,8 +56,8 @@ type Config struct {
 	AllowWeak []string `env:"ALLOW_WEAK" allowed:"memory, pids, cpu, separated by commas" doc:"limits that may be held weakly where cgroups are missing; results say so"`
 	Require   []string `env:"REQUIRE" allowed:"landlock" doc:"optional parts of the fence without which no sandbox starts"`
 
-	WorkspaceMB int64    `env:"WORKSPACE_MB" envDefault:"1024" allowed:"a whole number from 16 to 1048576" doc:"size of a sandbox's /workspace in MiB, a disk of its own; where the runner is not root it lies in memory, with at most half of memory_mb"`
-	Mounts      []string `env:"MOUNTS" allowed:"host_path:sandbox_path:ro or :rw, separated by commas" doc:"directories that policies may list in fs_allowlist, whole or in part; file permissions count as for any other user of the host"`
+	WorkspaceMB int64    `env:"WORKSPACE_MB" envDefault:"1024" allowed:"a whole number from 16 to 1048576" doc:"size of a sandbox's /workspace in MiB, a disk of its own; no sandbox starts with less than that free, or 1 GiB or 2 % of the disk; where the runner is not root it lies in memory, with at most half of memory_mb"`
+	Mounts      []string `env:"MOUNTS" allowed:"host_path:sandbox_path:ro or :rw, separated by commas" doc:"directories that policies may list in fs_allowlist, whole or in part; file permissions count as for any other user of the host, and a Unix socket in one can be connected to, ro or rw"`
 
 	EgressResolver     string        `env:"EGRESS_RESOLVER" derived:"the host's own" allowed:"host:port" doc:"the DNS server that names in a network_allowlist are asked of"`
 	EgressPrivateAllow []string      `env:"EGRESS_PRIVATE_ALLOW" allowed:"hosts, addresses and ranges, separated by commas" doc:"what sandboxes may reach, when their policy lists it, although its address is not public; a host opens private networks only, this machine's own and metadata addresses must be named themselves"`

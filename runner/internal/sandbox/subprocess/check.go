@@ -13,7 +13,7 @@ import (
 // started and a program in it says what it may do.
 func (b *Backend) Check(ctx context.Context) sandbox.Report {
 	r := sandbox.Report{Backend: "subprocess"}
-	r.Pieces = append(r.Pieces, b.checkInit(), b.checkIDs(), b.checkDisk())
+	r.Pieces = append(r.Pieces, b.checkInit(), b.checkIDs(), b.checkDisk(), b.checkRoom())
 	r.Pieces = append(r.Pieces, b.checkPrograms()...)
 	r.Pieces = append(r.Pieces, b.checkLimits()...)
 	r.Pieces = append(r.Pieces, b.checkFilter(), b.checkLandlock())

@@ -49,6 +49,14 @@ type Config struct {
 
 	Egress egress.Config // how sandboxes reach what their policy lists
 
+	// RoomOf is a path on the file system that must have room for a workspace,
+	// where workspaces are disks; DataDir if empty.
+	RoomOf string
+
+	// Without leaves out parts of the fence, to measure what they cost: seccomp,
+	// landlock, disk. No setting of the runner leads here, and Check misses them.
+	Without []string
+
 	Log *slog.Logger // slog.Default() if nil
 }
 
@@ -86,8 +94,9 @@ type Backend struct {
 	made    int
 	run     string             // of this process: no name is ever one that an earlier process used
 	step    func(string) error // of a start, for tests that let it fail; nil: none
-	filling sync.WaitGroup     // the making of spares
-	working sync.WaitGroup     // listening to inits, removing what they leave
+	space   func(path string) (space, error)
+	filling sync.WaitGroup // the making of spares
+	working sync.WaitGroup // listening to inits, removing what they leave
 }
 
 var _ sandbox.Backend = (*Backend)(nil)
@@ -102,6 +111,7 @@ func New(cfg Config) (*Backend, error) {
 	cfg.ShmMB = cmp.Or(cfg.ShmMB, 64)
 	cfg.WorkspaceMB = cmp.Or(cfg.WorkspaceMB, 1024)
 	cfg.Spares = cmp.Or(cfg.Spares, 1)
+	cfg.RoomOf = cmp.Or(cfg.RoomOf, cfg.DataDir)
 	if !plainName(cfg.RunnerID) {
 		return nil, fmt.Errorf("runner id %q must be of letters, digits, - and _", cfg.RunnerID)
 	}
@@ -110,6 +120,7 @@ func New(cfg Config) (*Backend, error) {
 		log:   cmp.Or(cfg.Log, slog.Default()),
 		root:  os.Geteuid() == 0,
 		run:   strings.ToLower(rand.Text()[:8]),
+		space: spaceOf,
 		slots: map[int]bool{},
 		boxes: map[*box]bool{},
 	}
@@ -134,8 +145,27 @@ func New(cfg Config) (*Backend, error) {
 	b.lookForDisks()
 	b.filter, b.filterErr = callFilter()
 	b.landlock = landlockABI()
+	b.leaveOut(cfg.Without)
 	return b, nil
 }
+
+// leaveOut is for measuring only: see Config.Without.
+func (b *Backend) leaveOut(parts []string) {
+	for _, part := range parts {
+		switch part {
+		case "seccomp":
+			b.filter = nil
+		case "landlock":
+			b.landlock = 0
+		case "disk":
+			b.disks, b.noDisks = nil, errors.New("left out")
+		}
+	}
+}
+
+// Settle returns once no spare is in the making. It is for measuring, and for
+// one goroutine that calls nothing else meanwhile.
+func (b *Backend) Settle() { b.filling.Wait() }
 
 // lookForDisks finds out whether workspaces can be file systems on a disk.
 func (b *Backend) lookForDisks() {
@@ -235,6 +265,9 @@ func (b *Backend) enforceable(spec sandbox.Spec) error {
 		if !b.cgroups.Has(c.controller) && !b.weak(c.controller) {
 			return refuse(c.field, "this runner can't enforce %s: %s", c.field, b.cgroups.Why(c.controller))
 		}
+	}
+	if err := b.room(); err != nil {
+		return &sandbox.StartError{Code: "capacity", Message: "this runner's disk has too little room for another sandbox", Cause: err}
 	}
 	return nil
 }
