@@ -41,6 +41,7 @@ func TestAKilledRunnerIsToldAsLost(t *testing.T) {
 		wantStatus(t, s.sh(ses, "true"), "ok")
 		run := s.begin(ses, "echo c >> w; sleep 600")
 		time.Sleep(300 * time.Millisecond)
+		began := s.witnesses()["c"]
 		killed := time.Now()
 		s.runner.stop(syscall.SIGKILL)
 		r := s.final(ses, run, lostAfter+4*time.Second)
@@ -51,7 +52,6 @@ func TestAKilledRunnerIsToldAsLost(t *testing.T) {
 		if st := s.get("/v1/agent-sessions/" + ses).str("status"); st != "lost" {
 			t.Errorf("the session is %q", st)
 		}
-		began := s.witnesses()["c"]
 		was := s.incarnation()
 		s.runner = s.spawnRunner()
 		s.runner.lastIncarnation = was
@@ -168,8 +168,8 @@ func TestRandomKillsOfTheRunner(t *testing.T) {
 	for i := range rounds(t) {
 		randomKill(t, s, i, func() map[string]int {
 			was := s.incarnation()
+			seen := s.witnesses() // they end with the runner
 			s.runner.stop(syscall.SIGKILL)
-			seen := s.witnesses()
 			s.runner = s.spawnRunner()
 			s.runner.lastIncarnation = was
 			s.waitRunner()
@@ -277,9 +277,12 @@ func TestAnOrderlyShutdownDrains(t *testing.T) {
 			t.Errorf("got %q", c.str("stdout"))
 		}
 	}
-	if w := s.workspaces(); len(w) > 0 {
-		t.Errorf("left: %v", w)
-	}
+	eventually(t, 3*time.Second, "no disk is left", func() error {
+		if d := s.disks(); len(d) > 0 {
+			return fmt.Errorf("left: %v", d)
+		}
+		return nil
+	})
 	s.runner = s.spawnRunner()
 	s.waitRunner()
 
@@ -325,9 +328,8 @@ func TestNoRunnerAndFullRunnersAreSaidSo(t *testing.T) {
 func TestPoliciesThatNoRunnerEnforces(t *testing.T) {
 	s := start(t, options{})
 	for field, change := range map[string]object{
-		"network_allowlist": {"network_allowlist": []string{"api.openai.com:443"}},
-		"fs_allowlist":      {"fs_allowlist": []string{"/workspace", "/data/shared-readonly"}},
-		"base_image":        {"base_image": "other/image:1"},
+		"fs_allowlist": {"fs_allowlist": []string{"/workspace", "/data/shared-readonly"}},
+		"base_image":   {"base_image": "other/image:1"},
 	} {
 		s.setPolicy(change)
 		ses := s.session()
@@ -338,6 +340,21 @@ func TestPoliciesThatNoRunnerEnforces(t *testing.T) {
 		}
 		s.setPolicy(nil) // the next start reads the new policy
 		wantStatus(t, s.sh(ses, "true"), "ok")
+	}
+}
+
+func TestWhatTheNetworkRefusesIsInTheResult(t *testing.T) {
+	s := start(t, options{})
+	s.setPolicy(object{"network_allowlist": []string{"OK.test.:443"}})
+	ses := s.session()
+	c := s.sh(ses, "getent hosts ok.test && ! getent hosts other.test")
+	wantStatus(t, c, "ok")
+	if got := fmt.Sprint(c["denials"]); got != "[map[kind:dns reason:not in network_allowlist target:other.test]]" {
+		t.Errorf("denials: %s", got)
+	}
+	c = s.sh(ses, "true")
+	if got := fmt.Sprint(c["denials"]); got != "[]" {
+		t.Errorf("the next call's denials: %s", got)
 	}
 }
 

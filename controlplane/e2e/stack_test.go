@@ -199,10 +199,35 @@ func (s *stack) restartControlPlane(sig syscall.Signal) {
 	s.startControlPlane()
 }
 
-// workspaces are the host folders of the live sandboxes' workspaces.
+// workspaces are the live sandboxes' workspaces, as their first processes see
+// them.
 func (s *stack) workspaces() []string {
-	dirs, _ := filepath.Glob(filepath.Join(s.data, "runner", "sandboxes", "*", "workspace"))
+	var dirs []string
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	parent := fmt.Sprintf(" %d ", s.runner.cmd.Process.Pid)
+	for _, stat := range stats {
+		content, err := os.ReadFile(stat)
+		if err != nil {
+			continue
+		}
+		name, rest, _ := strings.Cut(string(content), ") ")
+		if strings.HasSuffix(name, "(bw-init") && !strings.HasPrefix(rest, "Z") && strings.HasPrefix(rest[1:], parent) {
+			dirs = append(dirs, filepath.Join(filepath.Dir(stat), "root", "workspace"))
+		}
+	}
 	return dirs
+}
+
+// disks are the loop devices of this stack's workspaces.
+func (s *stack) disks() []string {
+	var found []string
+	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, file := range files {
+		if content, err := os.ReadFile(file); err == nil && strings.HasPrefix(string(content), s.data+"/") {
+			found = append(found, file)
+		}
+	}
+	return found
 }
 
 // daemon is one process that this test started.

@@ -15,6 +15,7 @@ var (
 	rlimits         [8]rlimit
 	rlimitCount     int
 	addressSpace    syscall.Rlimit // set last: a fork of ours has reserved more than it
+	filter          filterProgram
 
 	workspacePath = cstring("/workspace")
 	scorePath     = cstring("/proc/self/oom_score_adj")
@@ -25,6 +26,12 @@ var (
 	argv          [inside.MaxStrings + 1]*byte
 	envp          [inside.MaxStrings + 1]*byte
 )
+
+// filterProgram is the kernel's sock_fprog.
+type filterProgram struct {
+	count        uint16
+	instructions *byte
+}
 
 type rlimit struct {
 	resource uintptr
@@ -41,6 +48,10 @@ const (
 // prepareStub takes from l what a call's process has to know.
 func prepareStub(l inside.Layout) {
 	userID, groupID, mayGroup = uintptr(l.UID), uintptr(l.GID), l.Groups
+	filter = filterProgram{}
+	if n := len(l.Filter); n > 0 {
+		filter = filterProgram{uint16(n / 8), unsafe.StringData(l.Filter)}
+	}
 	rlimitCount = 0
 	add := func(resource uintptr, limit uint64) {
 		var current syscall.Rlimit
@@ -95,6 +106,7 @@ func setUp() {
 	}
 	dropPrivileges()
 	resetSignals()
+	fence()
 }
 
 // setScore makes the user's process the one that the kernel ends when memory
@@ -144,6 +156,20 @@ func dropPrivileges() {
 	// Without these two the fence still stands, so they may fail.
 	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, prSetPdeathsig, uintptr(syscall.SIGKILL), 0)
 	_, _, _ = syscall.RawSyscall(syscall.SYS_KEYCTL, keyctlJoin, 0, 0) // its own session keyring
+}
+
+// fence comes last: what it forbids is needed above. It asks for
+// no_new_privs, which dropPrivileges has set.
+func fence() {
+	if ruleset >= 0 {
+		_, _, errno := syscall.RawSyscall(sysLandlockRestrictSelf, callRuleset, 0, 0)
+		must(inside.FailLandlock, errno)
+		_, _, _ = syscall.RawSyscall(syscall.SYS_CLOSE, callRuleset, 0, 0)
+	}
+	if filter.count > 0 {
+		_, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, prSetSeccomp, seccompFilter, ptr(&filter))
+		must(inside.FailFilter, errno)
+	}
 }
 
 // resetSignals gives the program the dispositions of a fresh login.

@@ -39,6 +39,7 @@ type machine struct {
 	layout      inside.Layout
 	cgroup      int // of the calls, on cgroup v2; else -1
 	supervisors []supervisor
+	offers      []int // detached mounts of the layout's offers, until the limits come
 	forks       int
 	packet      []byte
 	in          [inside.MaxPacket]byte
@@ -92,11 +93,17 @@ func (m *machine) build() error {
 	if i := m.layout.CgroupFD; i >= 0 && i < len(fds) {
 		m.cgroup = fds[i]
 	}
-	trouble := makeRoot(m.layout, fds)
+	trouble := m.openOffers()
+	if trouble.Step == "" {
+		trouble = makeRoot(m.layout, fds)
+	}
 	for i, fd := range fds {
 		if i != m.layout.CgroupFD {
 			_ = syscall.Close(fd)
 		}
+	}
+	if trouble.Step == "" {
+		trouble = makeRules(m.layout)
 	}
 	if trouble.Step == "" {
 		trouble = lowerSelf()
@@ -141,12 +148,65 @@ func (m *machine) obey() error {
 		if err != nil {
 			return err
 		}
-		trouble := resize(limits)
-		m.layout.Limits = limits.Rlimits
-		prepareStub(m.layout)
-		return m.tell(inside.AppendTrouble(m.packet[:0], inside.KindLimited, trouble))
+		return m.limit(limits, fds)
+	case inside.KindSockets:
+		sockets, err := inside.ParseSockets(body)
+		if err != nil || len(sockets) > inside.MaxFDs {
+			return syscall.EPROTO
+		}
+		return m.makeSockets(sockets)
 	}
 	return syscall.EPROTO
+}
+
+// limit gives the sandbox what the policy says, once.
+func (m *machine) limit(limits inside.Limits, fds []int) error {
+	trouble := resize(limits)
+	if trouble.Step == "" {
+		trouble = m.attach(limits.Mounts, fds)
+	}
+	closeAll(fds)
+	closeAll(m.offers)
+	m.offers = nil
+	m.layout.Limits = limits.Rlimits
+	prepareStub(m.layout)
+	m.packet = inside.AppendTrouble(m.packet[:0], inside.KindLimited, trouble)
+	if trouble.Step != "" {
+		return m.tell(m.packet)
+	}
+	// With it the runner can see how full the workspace is.
+	dir, err := syscall.Open("/workspace", syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return m.tell(inside.AppendTrouble(m.packet[:0], inside.KindLimited, failed("open /workspace", err)))
+	}
+	defer syscall.Close(dir)
+	return inside.Send(inside.Control, m.packet, dir)
+}
+
+// makeSockets hands out sockets of this network namespace. The runner does the
+// rest with them: whoever made the namespace has every right in it.
+func (m *machine) makeSockets(sockets []inside.Socket) error {
+	var trouble inside.Trouble
+	fds := make([]int, 0, len(sockets))
+	for _, s := range sockets {
+		fd, err := syscall.Socket(s.Family, s.Type|syscall.SOCK_CLOEXEC, s.Protocol)
+		if err != nil {
+			trouble = failed("make a socket", err)
+			break
+		}
+		fds = append(fds, fd)
+	}
+	m.packet = inside.AppendTrouble(m.packet[:0], inside.KindMade, trouble)
+	var err error
+	if trouble.Step == "" {
+		err = inside.Send(inside.Control, m.packet, fds...)
+	} else {
+		err = m.tell(m.packet)
+	}
+	for _, fd := range fds {
+		_ = syscall.Close(fd)
+	}
+	return err
 }
 
 // spawn makes a supervisor that talks on socket.

@@ -146,7 +146,7 @@ func resize(l inside.Limits) inside.Trouble {
 	for _, t := range []struct {
 		path  string
 		bytes uint64
-	}{{"/tmp", l.TmpBytes}, {"/dev/shm", l.ShmBytes}} {
+	}{{"/tmp", l.TmpBytes}, {"/dev/shm", l.ShmBytes}, {"/workspace", l.WorkspaceBytes}} {
 		if t.bytes == 0 {
 			continue
 		}

@@ -12,6 +12,9 @@ import (
 // find their socket; it lies above those that a request brings.
 const callSocket = 20
 
+// callRuleset is where they find the Landlock rules, if there are any.
+const callRuleset = callSocket + 1
+
 // masks are the parts of a call's /proc that say too much about the host to
 // everybody (what is for the host's root only needs no mask: it is not mapped):
 // files are covered by /dev/null, directories by an empty directory.
@@ -104,13 +107,22 @@ func supervise(socket int) {
 	exit(0)
 }
 
-// keepOnly moves the call's socket to its place and closes all else.
+// keepOnly moves the call's socket and the rules to their places and closes all else.
 func keepOnly(socket int) bool {
-	if _, _, errno := syscall.RawSyscall(syscall.SYS_DUP3, fd(socket), callSocket, syscall.O_CLOEXEC); errno != 0 {
-		return false
+	if socket != callSocket {
+		if _, _, errno := syscall.RawSyscall(syscall.SYS_DUP3, fd(socket), callSocket, syscall.O_CLOEXEC); errno != 0 {
+			return false
+		}
+	}
+	last := uintptr(callSocket)
+	if ruleset >= 0 {
+		if _, _, errno := syscall.RawSyscall(syscall.SYS_DUP3, fd(ruleset), callRuleset, syscall.O_CLOEXEC); errno != 0 {
+			return false
+		}
+		last = callRuleset
 	}
 	_, _, _ = syscall.RawSyscall(sysCloseRange, 3, callSocket-1, 0)
-	_, _, errno := syscall.RawSyscall(sysCloseRange, callSocket+1, uintptr(^uint32(0)), 0)
+	_, _, errno := syscall.RawSyscall(sysCloseRange, last+1, uintptr(^uint32(0)), 0)
 	return errno == 0
 }
 

@@ -17,6 +17,10 @@ const (
 	sysOpenat2      = 437
 	sysMountSetattr = 442
 
+	sysLandlockCreateRuleset = 444
+	sysLandlockAddRule       = 445
+	sysLandlockRestrictSelf  = 446
+
 	atFDCWD     = -100
 	atEmptyPath = 0x1000
 	atRecursive = 0x8000
@@ -25,6 +29,7 @@ const (
 	openTreeCloexec = syscall.O_CLOEXEC
 
 	moveMountFromEmpty = 0x4
+	resolveNoSymlinks  = 0x04
 
 	attrReadOnly = 0x1
 	attrNoSuid   = 0x2
@@ -34,11 +39,13 @@ const (
 	prSetPdeathsig  = 1
 	prSetDumpable   = 4
 	prSetName       = 15
+	prSetSeccomp    = 22
 	prCapbsetDrop   = 24
 	prSetSecurebits = 28
 	prSetNoNewPrivs = 38
 	prCapAmbient    = 47
 	ambientClearAll = 4
+	seccompFilter   = 2
 
 	capKill      = 5
 	capSetGID    = 6

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bigwave/bigwave/runner/internal/config"
+	"github.com/bigwave/bigwave/runner/internal/egress"
 	"github.com/bigwave/bigwave/runner/internal/execution"
 	"github.com/bigwave/bigwave/runner/internal/intake"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
@@ -216,14 +217,37 @@ func (d *daemon) backend(ctx context.Context) (sandbox.Backend, intake.About, er
 }
 
 func newBackend(cfg config.Config, dir, id string, log *slog.Logger) (sandbox.Backend, error) {
+	var mounts []subprocess.Mount
+	for _, s := range cfg.Mounts {
+		m, err := subprocess.ParseMount(s)
+		if err != nil {
+			return nil, fmt.Errorf("BIGWAVE_MOUNTS: %w", err)
+		}
+		mounts = append(mounts, m)
+	}
+	if err := egress.ParsePrivateAllow(cfg.EgressPrivateAllow); err != nil {
+		return nil, fmt.Errorf("BIGWAVE_EGRESS_PRIVATE_ALLOW: %w", err)
+	}
 	return subprocess.New(subprocess.Config{
-		DataDir:   dir,
-		RunnerID:  id,
-		InitPath:  cfg.Init,
-		Python:    cfg.Python,
-		HostImage: cfg.HostImage,
-		AllowWeak: cfg.AllowWeak,
-		Log:       log,
+		DataDir:     dir,
+		RunnerID:    id,
+		InitPath:    cfg.Init,
+		Python:      cfg.Python,
+		HostImage:   cfg.HostImage,
+		AllowWeak:   cfg.AllowWeak,
+		Require:     cfg.Require,
+		WorkspaceMB: cfg.WorkspaceMB,
+		RoomOf:      cfg.RunnerDataDir,
+		Mounts:      mounts,
+		OwnFiles:    []string{cfg.DataDir, cfg.RunnerDataDir},
+		Egress: egress.Config{
+			Resolver:     cfg.EgressResolver,
+			PrivateAllow: cfg.EgressPrivateAllow,
+			Connections:  cfg.EgressConnections,
+			IdleTimeout:  cfg.EgressIdle,
+			MaxBytes:     cfg.EgressBytes,
+		},
+		Log: log,
 	})
 }
 

@@ -5,11 +5,13 @@ package config
 import (
 	"cmp"
 	"log/slog"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -44,6 +46,16 @@ type Config struct {
 	Python    string   `env:"PYTHON" derived:"python3 from PATH" allowed:"a path or a name" doc:"the interpreter of python tools"`
 	HostImage string   `env:"HOST_IMAGE" envDefault:"bigwave/sandbox-base:latest" allowed:"a name" doc:"the base_image that the host's own files stand for"`
 	AllowWeak []string `env:"ALLOW_WEAK" allowed:"memory, pids, cpu, separated by commas" doc:"limits that may be held weakly where cgroups are missing; results say so"`
+	Require   []string `env:"REQUIRE" allowed:"landlock" doc:"optional parts of the fence without which no sandbox starts"`
+
+	WorkspaceMB int64    `env:"WORKSPACE_MB" envDefault:"1024" allowed:"a whole number from 16 to 1048576" doc:"size of a sandbox's /workspace in MiB, a disk of its own; no sandbox starts with less than that free, or 1 GiB or 2 % of the disk; where the runner is not root it lies in memory, with at most half of memory_mb"`
+	Mounts      []string `env:"MOUNTS" allowed:"host_path:sandbox_path:ro or :rw, separated by commas" doc:"directories that policies may list in fs_allowlist, whole or in part; file permissions count as for any other user of the host, and a Unix socket in one can be connected to, ro or rw"`
+
+	EgressResolver     string        `env:"EGRESS_RESOLVER" derived:"the host's own" allowed:"host:port" doc:"the DNS server that names in a network_allowlist are asked of"`
+	EgressPrivateAllow []string      `env:"EGRESS_PRIVATE_ALLOW" allowed:"hosts, addresses and ranges, separated by commas" doc:"what sandboxes may reach, when their policy lists it, although its address is not public; a host opens private networks only, this machine's own and metadata addresses must be named themselves"`
+	EgressConnections  int           `env:"EGRESS_CONNECTIONS" envDefault:"256" allowed:"a whole number from 1 to 10000" doc:"connections of a sandbox at once"`
+	EgressIdle         time.Duration `env:"EGRESS_IDLE" envDefault:"5m" allowed:"a duration from 1s to 24h, such as 5m" doc:"how long a connection of a sandbox may be silent"`
+	EgressBytes        int64         `env:"EGRESS_BYTES" envDefault:"0" allowed:"a whole number from 0" doc:"bytes that a sandbox may send and receive in its life; 0 is no limit"`
 
 	Grace       time.Duration     `env:"GRACE" envDefault:"30s" allowed:"a duration from 0s to 24h, such as 30s" doc:"how long open calls may go on after SIGTERM"`
 	BeatEvery   time.Duration     `env:"BEAT_EVERY" envDefault:"2s" allowed:"a duration from 100ms to 10s, such as 2s" doc:"time between beats"`
@@ -142,12 +154,24 @@ func (c *Config) check() error {
 		"MaxOutputBytes":      c.MaxOutputBytes >= 1024,
 		"Backend":             c.Backend == "subprocess",
 		"AllowWeak":           !slices.ContainsFunc(c.AllowWeak, func(s string) bool { return !slices.Contains([]string{"memory", "pids", "cpu"}, s) }),
+		"Require":             !slices.ContainsFunc(c.Require, func(s string) bool { return s != "landlock" }),
+		"EgressResolver":      c.EgressResolver == "" || hostPort(c.EgressResolver),
+		"WorkspaceMB":         settings.Within(c.WorkspaceMB, 16, 1<<20),
+		"EgressConnections":   settings.Within(c.EgressConnections, 1, 10000),
+		"EgressIdle":          settings.Within(c.EgressIdle, time.Second, 24*time.Hour),
+		"EgressBytes":         c.EgressBytes >= 0,
 		"Grace":               settings.Within(c.Grace, 0, 24*time.Hour),
 		"BeatEvery":           settings.Within(c.BeatEvery, 100*time.Millisecond, 10*time.Second),
 		"KeepUnheard":         settings.Within(c.KeepUnheard, time.Second, 24*time.Hour),
 		"Labels":              goodLabels(c.Labels),
 		"LogFormat":           c.LogFormat == "text" || c.LogFormat == "json",
 	})
+}
+
+func hostPort(s string) bool {
+	host, port, err := net.SplitHostPort(s)
+	n, notNumber := strconv.ParseUint(port, 10, 16)
+	return err == nil && host != "" && notNumber == nil && n > 0
 }
 
 func goodLabels(m map[string]string) bool {

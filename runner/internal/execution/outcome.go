@@ -21,6 +21,9 @@ type verdict struct {
 	stderr  func() []byte // the kept end of stderr, when a sentence needs it
 }
 
+// maxDenials is how many a report may carry.
+const maxDenials = 256
+
 // outcome says how a call ended: the first cause wins, and what we killed
 // ourselves was not the memory limit's doing.
 func outcome(v verdict) *wire.Done {
@@ -31,6 +34,9 @@ func outcome(v verdict) *wire.Done {
 	d.MemoryPeak = max(e.MemoryPeak, 0)
 	d.OOMKills = max(e.OOMKills, 0)
 	d.Signal = e.Signal
+	for _, n := range e.Denials[:min(len(e.Denials), maxDenials-len(d.Denials))] {
+		d.Denials = append(d.Denials, wire.Denial{Kind: n.Kind, Target: short(n.Target), Reason: short(n.Reason)})
+	}
 	if e.Code >= 0 && e.Signal == "" && (e.Reason == sandbox.Exited) && e.File == nil {
 		code := e.Code
 		d.ExitCode = &code

@@ -118,3 +118,19 @@ func TestMessagesStayShortAndValid(t *testing.T) {
 		t.Errorf("%d bytes: %.40q", len(d.Error.Message), d.Error.Message)
 	}
 }
+
+func TestDenialsOfTheNetworkAreReported(t *testing.T) {
+	denials := make([]sandbox.Denial, 256)
+	for i := range denials {
+		denials[i] = sandbox.Denial{Kind: "connect", Target: "evil.test:443", Reason: "not in network_allowlist"}
+	}
+	d := outcome(verdict{exit: sandbox.Exit{Reason: sandbox.Exited, Denials: denials[:1]}, policy: policy()})
+	if len(d.Denials) != 1 || d.Denials[0].Target != "evil.test:443" || d.Status != "ok" {
+		t.Errorf("got %+v", d)
+	}
+	refused := &sandbox.FileResult{Denied: true, Errno: "EXDEV"}
+	d = outcome(verdict{program: sandbox.FileRead, exit: sandbox.Exit{Reason: sandbox.Refused, Code: -1, File: refused, Denials: denials}, policy: policy()})
+	if len(d.Denials) != 256 || d.Denials[0].Kind != "path" {
+		t.Errorf("%d are reported, the first %+v", len(d.Denials), d.Denials[0])
+	}
+}

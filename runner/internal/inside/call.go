@@ -126,6 +126,8 @@ const (
 	FailIdentity
 	FailRequest
 	FailExec
+	FailLandlock
+	FailFilter
 )
 
 // FailSteps are the steps' names.
@@ -141,4 +143,6 @@ var FailSteps = map[int64]string{
 	FailIdentity:    "change user",
 	FailRequest:     "read the request",
 	FailExec:        "exec the program",
+	FailLandlock:    "restrict file access by Landlock",
+	FailFilter:      "load the system call filter",
 }

@@ -2,8 +2,8 @@
 // each other, and how it travels: packets on a unix socket, with descriptors.
 //
 // Two sockets exist. The control socket joins the runner and the init: Layout
-// first, then Limits, Spawn and Kill go down; Hello, Up, Limited and Ended come
-// back. Each call has a socket of its own to its supervisor, handed over with Spawn: one
+// first, then Limits, Sockets, Spawn and Kill go down; Hello, Up, Limited, Made
+// and Ended come back. Each call has a socket of its own to its supervisor, handed over with Spawn: one
 // Request goes down, Notes come back. User code never holds either of them.
 package inside
 
@@ -27,13 +27,15 @@ type Kind uint8
 // The kinds.
 const (
 	KindLayout  Kind = iota + 1 // runner → init: build the root
-	KindLimits                  // runner → init: size the tmpfs mounts
+	KindLimits                  // runner → init: size the tmpfs mounts, attach the policy's mounts
 	KindSpawn                   // runner → init: make a supervisor; brings its socket
 	KindKill                    // runner → init: end a supervisor's tree; the second time without asking it
 	KindHello                   // init → runner: running; its other threads were made before it is put in a cgroup
 	KindUp                      // init → runner: the root stands, or why not
-	KindLimited                 // init → runner: the sizes are set, or why not
+	KindLimited                 // init → runner: the limits stand, with a descriptor of the workspace, or why not
 	KindEnded                   // init → runner: a supervisor and its tree are gone
+	KindSockets                 // runner → init: make sockets in the sandbox's network namespace
+	KindMade                    // init → runner: here they are, or why not
 )
 
 // StepKind says what a Step of a Layout makes.
@@ -66,8 +68,24 @@ type Layout struct {
 	UID, GID uint32 // of user code, as seen inside
 	Groups   bool   // setgroups is allowed in the user namespace
 	CgroupFD int    // index of the calls' cgroup v2 directory among the descriptors; -1: children inherit
+	Filter   string // of user code's system calls, as the kernel takes it; empty: none
+	Landlock uint32 // the Landlock ABI that fences files once more; 0: none
 	Limits   Rlimits
 	Steps    []Step
+	Offers   []Offer
+}
+
+// Offer is a directory of the host, of which Limits may want a part. The init
+// keeps a detached mount of it until then.
+type Offer struct{ Path string }
+
+// Mount attaches a directory at Path of the sandbox.
+type Mount struct {
+	Path     string // absolute in the sandbox
+	FD       int    // index of a detached mount among the packet's descriptors; -1: a part of an offer
+	Offer    int    // index among the layout's offers
+	Sub      string // what of the offer, relative to it
+	Writable bool
 }
 
 // Rlimits are the resource limits of user code; 0 leaves one alone.
@@ -84,17 +102,22 @@ type Ended struct {
 	CPU    int64  // of its whole tree, nanoseconds
 }
 
-// Trouble is Hello, Up and Limited: an empty Step means that all is well.
+// Trouble is Hello, Up, Limited and Made: an empty Step means that all is well.
 type Trouble struct {
 	Step  string
 	Errno uint32
 }
 
-// Limits sizes what lies in memory.
+// Limits is what the policy adds to a sandbox. A size of 0 leaves a file
+// system as it is.
 type Limits struct {
-	TmpBytes, ShmBytes uint64
-	Rlimits            Rlimits
+	TmpBytes, ShmBytes, WorkspaceBytes uint64
+	Rlimits                            Rlimits
+	Mounts                             []Mount
 }
+
+// Socket says what a socket is made with.
+type Socket struct{ Family, Type, Protocol int }
 
 var errShort = errors.New("a packet is shorter than it says")
 
@@ -108,6 +131,8 @@ func AppendLayout(b []byte, l Layout) []byte {
 	b = appendUint32(b, l.GID)
 	b = appendBool(b, l.Groups)
 	b = appendUint32(b, uint32(l.CgroupFD))
+	b = appendString(b, l.Filter)
+	b = appendUint32(b, l.Landlock)
 	b = appendRlimits(b, l.Limits)
 	b = appendUint32(b, uint32(len(l.Steps)))
 	for _, s := range l.Steps {
@@ -119,6 +144,10 @@ func AppendLayout(b []byte, l Layout) []byte {
 		b = appendBool(b, s.File)
 		b = appendBool(b, s.Writable)
 		b = appendBool(b, s.Device)
+	}
+	b = appendUint32(b, uint32(len(l.Offers)))
+	for _, o := range l.Offers {
+		b = appendString(b, o.Path)
 	}
 	return b
 }
@@ -132,6 +161,8 @@ func ParseLayout(b []byte) (Layout, error) {
 		GID:      r.uint32(),
 		Groups:   r.bool(),
 		CgroupFD: int(int32(r.uint32())),
+		Filter:   r.string(),
+		Landlock: r.uint32(),
 		Limits:   r.rlimits(),
 	}
 	for range r.uint32() {
@@ -149,6 +180,12 @@ func ParseLayout(b []byte) (Layout, error) {
 			Device:   r.bool(),
 		})
 	}
+	for range r.uint32() {
+		if r.short {
+			break
+		}
+		l.Offers = append(l.Offers, Offer{Path: r.string()})
+	}
 	return l, r.err()
 }
 
@@ -157,14 +194,58 @@ func AppendLimits(b []byte, l Limits) []byte {
 	b = append(b, byte(KindLimits))
 	b = appendUint64(b, l.TmpBytes)
 	b = appendUint64(b, l.ShmBytes)
-	return appendRlimits(b, l.Rlimits)
+	b = appendUint64(b, l.WorkspaceBytes)
+	b = appendRlimits(b, l.Rlimits)
+	b = appendUint32(b, uint32(len(l.Mounts)))
+	for _, m := range l.Mounts {
+		b = appendString(b, m.Path)
+		b = appendUint32(b, uint32(m.FD))
+		b = appendUint32(b, uint32(m.Offer))
+		b = appendString(b, m.Sub)
+		b = appendBool(b, m.Writable)
+	}
+	return b
 }
 
 // ParseLimits reads what AppendLimits wrote, without its kind.
 func ParseLimits(b []byte) (Limits, error) {
 	r := reader{b: b}
-	l := Limits{TmpBytes: r.uint64(), ShmBytes: r.uint64(), Rlimits: r.rlimits()}
+	l := Limits{TmpBytes: r.uint64(), ShmBytes: r.uint64(), WorkspaceBytes: r.uint64(), Rlimits: r.rlimits()}
+	for range r.uint32() {
+		if r.short {
+			break
+		}
+		l.Mounts = append(l.Mounts, Mount{
+			Path:     r.string(),
+			FD:       int(int32(r.uint32())),
+			Offer:    int(int32(r.uint32())),
+			Sub:      r.string(),
+			Writable: r.bool(),
+		})
+	}
 	return l, r.err()
+}
+
+// AppendSockets appends the packet that asks for sockets, at most MaxFDs.
+func AppendSockets(b []byte, sockets []Socket) []byte {
+	b = appendUint32(append(b, byte(KindSockets)), uint32(len(sockets)))
+	for _, s := range sockets {
+		b = appendUint32(appendUint32(appendUint32(b, uint32(s.Family)), uint32(s.Type)), uint32(s.Protocol))
+	}
+	return b
+}
+
+// ParseSockets reads what AppendSockets wrote, without its kind.
+func ParseSockets(b []byte) ([]Socket, error) {
+	r := reader{b: b}
+	var sockets []Socket
+	for range r.uint32() {
+		if r.short {
+			break
+		}
+		sockets = append(sockets, Socket{Family: int(r.uint32()), Type: int(r.uint32()), Protocol: int(r.uint32())})
+	}
+	return sockets, r.err()
 }
 
 // AppendID appends a Spawn or Kill packet.
@@ -179,7 +260,7 @@ func ParseID(b []byte) (uint32, error) {
 	return id, r.err()
 }
 
-// AppendTrouble appends a Hello, Up or Limited packet.
+// AppendTrouble appends a Hello, Up, Limited or Made packet.
 func AppendTrouble(b []byte, kind Kind, t Trouble) []byte {
 	return appendString(appendUint32(append(b, byte(kind)), t.Errno), t.Step)
 }

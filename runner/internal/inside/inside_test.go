@@ -12,6 +12,7 @@ import (
 func TestPackets(t *testing.T) {
 	layout := Layout{
 		Hostname: "h", UID: 1000, GID: 1001, Groups: true, CgroupFD: -1,
+		Filter: "\x06\x00\x00", Landlock: 7,
 		Limits: Rlimits{AddressSpace: 1 << 40, Processes: 7},
 		Steps: []Step{
 			{Kind: StepDir, Path: "/a", Mode: 0o755},
@@ -19,8 +20,12 @@ func TestPackets(t *testing.T) {
 			{Kind: StepFile, Path: "/etc/x", Data: strings.Repeat("x", 5000), FD: 3},
 		},
 	}
-	limits := Limits{TmpBytes: 1 << 33, ShmBytes: 5, Rlimits: Rlimits{Processes: 9}}
+	layout.Offers = []Offer{{Path: "/srv/a"}, {Path: "/srv/b"}}
+	limits := Limits{TmpBytes: 1 << 33, ShmBytes: 5, WorkspaceBytes: 1 << 34, Rlimits: Rlimits{Processes: 9}, Mounts: []Mount{
+		{Path: "/data/proj", FD: -1, Offer: 1, Sub: "proj", Writable: true}, {Path: "/x", FD: 2},
+	}}
 	trouble := Trouble{Step: "mount", Errno: 13}
+	sockets := []Socket{{Family: 2, Type: 1}, {Family: 16, Type: 3, Protocol: 12}}
 	ended := Ended{ID: 9, Errno: 11, Status: 0x8b, CPU: 1 << 50}
 	for name, c := range map[string]struct {
 		packet []byte
@@ -31,6 +36,7 @@ func TestPackets(t *testing.T) {
 		"limits":  {AppendLimits(nil, limits), func(b []byte) (any, error) { return wrap(ParseLimits(b)) }, limits},
 		"trouble": {AppendTrouble(nil, KindUp, trouble), func(b []byte) (any, error) { return wrap(ParseTrouble(b)) }, trouble},
 		"ended":   {AppendEnded(nil, ended), func(b []byte) (any, error) { return wrap(ParseEnded(b)) }, ended},
+		"sockets": {AppendSockets(nil, sockets), func(b []byte) (any, error) { return wrap(ParseSockets(b)) }, sockets},
 		"id":      {AppendID(nil, KindKill, 77), func(b []byte) (any, error) { return wrap(ParseID(b)) }, uint32(77)},
 	} {
 		got, err := c.parse(c.packet[1:])

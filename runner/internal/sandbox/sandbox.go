@@ -131,6 +131,15 @@ type Exit struct {
 	MemoryPeak int64 // bytes
 
 	File *FileResult // FileRead, FileWrite
+
+	Denials []Denial // what the network fence refused while the call ran; at most 256
+}
+
+// Denial is something that the fence refused.
+type Denial struct {
+	Kind   string // "dns", "connect", "address", "tls", "limit"
+	Target string // host:port, or a name
+	Reason string
 }
 
 // FileResult is the outcome of a file operation.

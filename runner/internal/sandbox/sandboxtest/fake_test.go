@@ -3,6 +3,7 @@ package sandboxtest
 import (
 	"context"
 	"errors"
+	"reflect"
 	"testing"
 	"time"
 
@@ -31,7 +32,7 @@ func TestFake(t *testing.T) {
 	} {
 		r := Exec(t, s, within(50*time.Millisecond, Bash(script)))
 		r.Duration = 0
-		if r.Exit != want {
+		if !reflect.DeepEqual(r.Exit, want) {
 			t.Errorf("%q: got %+v", script, r.Exit)
 		}
 	}

@@ -51,3 +51,33 @@ func median(d []time.Duration) float64 {
 	slices.Sort(d)
 	return float64(d[len(d)/2].Microseconds())
 }
+
+// BenchmarkGate is what a network_allowlist of five entries adds to a start,
+// and to a call.
+func BenchmarkGate(b *testing.B) {
+	backend, err := New(config(b))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer backend.Close(context.Background())
+	var opened, read []time.Duration
+	for b.Loop() {
+		x, err := backend.prepare(b.Context())
+		if err != nil {
+			b.Fatal(err)
+		}
+		begin := time.Now()
+		if err := x.openGate(b.Context(), x.b.fence, []string{"ok.test:443", "*.ex.test:443", "a.test:80", "8.8.8.8:53", "10.0.0.0/8:5432"}); err != nil {
+			b.Fatal(err)
+		}
+		opened = append(opened, time.Since(begin))
+		begin = time.Now()
+		x.denials(x.mark())
+		read = append(read, time.Since(begin))
+		if err := x.Close(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(median(opened), "open-µs")
+	b.ReportMetric(median(read), "denials-µs")
+}

@@ -1,16 +1,17 @@
 package subprocess
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/bigwave/bigwave/runner/internal/cgroup"
+	"github.com/bigwave/bigwave/runner/internal/egress"
 	"github.com/bigwave/bigwave/runner/internal/inside"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 )
@@ -27,6 +28,9 @@ type box struct {
 	process *os.Process
 	control *socket
 	up      chan inside.Trouble // Hello, and the answers to Layout and Limits, in order
+	made    chan made           // the answers to Sockets
+	gate    *egress.Gate        // the way out; nil: none
+	roots   []string            // what file operations may reach
 	done    chan struct{}       // closed once nothing runs in it any more
 
 	mu          sync.Mutex
@@ -36,6 +40,7 @@ type box struct {
 	lastID      uint32
 	pidsLimit   int64 // of user code; 0 before begin
 	calls       map[*call]bool
+	workspace   *os.File // only to ask how full it is; nil before begin
 
 	closing sync.Once
 	closed  chan struct{}
@@ -73,6 +78,8 @@ func (b *Backend) prepare(ctx context.Context) (*box, error) {
 		name:        name,
 		info:        sandbox.Info{Backend: "subprocess", Isolation: isolation, Enforced: b.enforced()},
 		up:          make(chan inside.Trouble, 1),
+		made:        make(chan made, 1),
+		roots:       []string{workspace},
 		done:        make(chan struct{}),
 		supervisors: map[uint32]*supervisor{},
 		calls:       map[*call]bool{},
@@ -89,14 +96,16 @@ const isolation = "userns+mountns+pidns+netns+ipcns+utsns+cgroupns"
 
 func (x *box) make(ctx context.Context) error {
 	ids := x.b.ids(x.slot)
-	dir := filepath.Join(x.b.cfg.DataDir, "sandboxes", x.name, "workspace")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make the workspace: %w", err)
-	}
-	if x.b.root {
-		if err := os.Chown(dir, ids.first+ids.user, ids.first+ids.user); err != nil {
-			return fmt.Errorf("make the workspace: %w", err)
+	mount := -1
+	if x.b.disks != nil {
+		var err error
+		if mount, err = x.b.disks.make(x.name, ids.first+ids.user, x.b.at); err != nil {
+			return err
 		}
+		defer closeFDs([]int{mount})
+	}
+	if err := x.b.at("cgroup"); err != nil {
+		return err
 	}
 	if x.b.cgroups.Version() != cgroup.None {
 		var err error
@@ -107,11 +116,14 @@ func (x *box) make(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := x.launch(ids); err != nil {
+	if err := cmp.Or(x.b.at("launch"), x.launch(ids)); err != nil {
 		return err
 	}
 	// Only a running init has the threads that must stay out of the pids cgroup.
 	if err := x.answer(ctx); err != nil {
+		return err
+	}
+	if err := x.b.at("join"); err != nil {
 		return err
 	}
 	if x.group != nil {
@@ -119,13 +131,13 @@ func (x *box) make(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := x.sendLayout(dir, ids); err != nil {
+	if err := cmp.Or(x.b.at("layout"), x.sendLayout(mount, ids)); err != nil {
 		return err
 	}
 	if err := x.answer(ctx); err != nil {
 		return err
 	}
-	return x.firstSpare(ctx)
+	return cmp.Or(x.b.at("spare"), x.firstSpare(ctx))
 }
 
 // launch starts the init in its namespaces. It waits for its layout.
@@ -176,14 +188,16 @@ func (x *box) launch(ids ids) error {
 	return nil
 }
 
-func (x *box) sendLayout(dir string, ids ids) error {
-	steps := x.b.host.layout(dir, ids, x.b.cfg.TmpMB, x.b.cfg.ShmMB)
+func (x *box) sendLayout(mount int, ids ids) error {
+	steps := x.b.host.layout(ids, x.b.cfg.TmpMB, x.b.cfg.ShmMB, x.b.workspaceStep(mount, ids))
 	layout := inside.Layout{
 		Hostname: "sandbox",
 		UID:      uint32(ids.user),
 		GID:      uint32(ids.user),
 		Groups:   x.b.root,
 		CgroupFD: -1,
+		Filter:   string(x.b.filter),
+		Landlock: uint32(x.b.landlock),
 		Steps:    steps,
 	}
 	var fds []int
@@ -196,6 +210,9 @@ func (x *box) sendLayout(dir string, ids ids) error {
 	} else {
 		for i := range steps {
 			steps[i].FD = -1
+		}
+		for _, o := range x.b.offers {
+			layout.Offers = append(layout.Offers, inside.Offer{Path: o.Host})
 		}
 	}
 	if x.group != nil && x.group.CallsFD() >= 0 {
@@ -255,22 +272,37 @@ func (x *box) begin(ctx context.Context, spec sandbox.Spec) error {
 		TmpBytes: uint64(min(x.b.cfg.TmpMB<<20, memory/2)),
 		ShmBytes: uint64(min(x.b.cfg.ShmMB<<20, memory/2)),
 	}
-	rlimits := false
+	if x.b.disks == nil {
+		tmp.WorkspaceBytes = uint64(min(x.b.cfg.WorkspaceMB<<20, memory/2))
+	}
+	wishes, err := x.b.wishes(p.FSAllowlist)
+	if err != nil {
+		return err
+	}
+	var fds []int
+	if tmp.Mounts, fds, err = x.b.mounts(wishes); err != nil {
+		return err
+	}
+	defer closeFDs(fds)
+	for _, w := range wishes {
+		x.roots = append(x.roots, w.path)
+	}
+	again := len(wishes) > 0 // the supervisors that wait were made without
 	if !x.b.cgroups.Has(cgroup.Memory) {
-		tmp.Rlimits.AddressSpace, rlimits = uint64(memory), true
+		tmp.Rlimits.AddressSpace, again = uint64(memory), true
 	}
 	if !x.b.cgroups.Has(cgroup.PIDs) {
 		// The init's threads and the supervisors have the same uid.
-		tmp.Rlimits.Processes, rlimits = uint64(p.PIDsLimit)+initTasks, true
+		tmp.Rlimits.Processes, again = uint64(p.PIDsLimit)+initTasks, true
 	}
-	if err := x.control.send(inside.AppendLimits(nil, tmp)); err != nil {
+	if err := cmp.Or(x.b.at("limits"), x.control.send(inside.AppendLimits(nil, tmp), fds...)); err != nil {
 		return err
 	}
 	x.mu.Lock()
 	x.pidsLimit = p.PIDsLimit
-	err := x.limitPIDs()
-	if rlimits {
-		x.dropSpares() // they were made without
+	err = x.limitPIDs()
+	if again {
+		x.dropSpares()
 	}
 	x.mu.Unlock()
 	if err != nil {
@@ -281,7 +313,10 @@ func (x *box) begin(ctx context.Context, spec sandbox.Spec) error {
 			return err
 		}
 	}
-	return x.answer(ctx)
+	if err := x.answer(ctx); err != nil {
+		return err
+	}
+	return cmp.Or(x.b.at("gate"), x.openGate(ctx, x.b.fence, p.NetworkAllowlist))
 }
 
 // initTasks is how many tasks of ours count under an RLIMIT_NPROC: the init's
@@ -352,11 +387,11 @@ func (x *box) listen() {
 	defer close(x.done)
 	buffer := make([]byte, 4096)
 	for {
-		n, err := x.control.Read(buffer)
-		if err != nil || n == 0 {
+		n, fds, err := x.control.receive(buffer)
+		if err != nil {
 			break
 		}
-		x.hear(inside.Kind(buffer[0]), buffer[1:n])
+		x.hear(inside.Kind(buffer[0]), buffer[1:n], fds)
 	}
 	_ = x.process.Kill()
 	_, _ = x.process.Wait() // returns when the kernel has emptied the pid namespace
@@ -372,7 +407,16 @@ func (x *box) listen() {
 	_ = x.control.Close()
 }
 
-func (x *box) hear(kind inside.Kind, body []byte) {
+func (x *box) hear(kind inside.Kind, body []byte, fds []int) {
+	if kind == inside.KindMade {
+		if t, err := inside.ParseTrouble(body); err == nil && x.handOver(made{t, fds}) {
+			return
+		}
+	}
+	if kind == inside.KindLimited && len(fds) == 1 && x.keepWorkspace(fds[0]) {
+		fds = nil
+	}
+	closeFDs(fds)
 	switch kind {
 	case inside.KindHello, inside.KindUp, inside.KindLimited:
 		if t, err := inside.ParseTrouble(body); err == nil {
@@ -385,6 +429,27 @@ func (x *box) hear(kind inside.Kind, body []byte) {
 		if e, err := inside.ParseEnded(body); err == nil {
 			x.supervisorEnded(e)
 		}
+	}
+}
+
+// keepWorkspace takes the first descriptor of the workspace.
+func (x *box) keepWorkspace(fd int) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.workspace != nil {
+		return false
+	}
+	x.workspace = os.NewFile(uintptr(fd), workspace)
+	return true
+}
+
+// letGo frees the workspace's disk: nothing of it is needed any more.
+func (x *box) letGo() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.workspace != nil {
+		abandon(x.workspace)
+		_ = x.workspace.Close()
 	}
 }
 
@@ -491,15 +556,11 @@ func (x *box) shut(ctx context.Context) error {
 		case <-time.After(closeTimeout / 2): // the group's own removal kills too
 		}
 	}
+	x.closeGate()
 	if x.group != nil {
 		errs = append(errs, x.group.Remove(ctx))
 	}
-	removed := x.b.remove(x.name)
-	select {
-	case err := <-removed:
-		errs = append(errs, err)
-	case <-ctx.Done(): // a huge tree goes on being removed
-	}
+	x.letGo()
 	x.b.track(x, false)
 	if x.alive() { // its ids are not to be had by another
 		errs = append(errs, errors.New("a sandbox outlived its end"))

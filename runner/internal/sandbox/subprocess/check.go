@@ -13,10 +13,13 @@ import (
 // started and a program in it says what it may do.
 func (b *Backend) Check(ctx context.Context) sandbox.Report {
 	r := sandbox.Report{Backend: "subprocess"}
-	r.Pieces = append(r.Pieces, b.checkInit(), b.checkIDs())
+	r.Pieces = append(r.Pieces, b.checkInit(), b.checkIDs(), b.checkDisk(), b.checkRoom())
 	r.Pieces = append(r.Pieces, b.checkPrograms()...)
 	r.Pieces = append(r.Pieces, b.checkLimits()...)
+	r.Pieces = append(r.Pieces, b.checkFilter(), b.checkLandlock())
 	r.Pieces = append(r.Pieces, b.checkFence(ctx)...)
+	r.Pieces = append(r.Pieces, b.checkGate(ctx)...)
+	r.Pieces = append(r.Pieces, b.checkCanary(ctx))
 	return r
 }
 
@@ -43,6 +46,15 @@ func (b *Backend) checkIDs() sandbox.Piece {
 	p.State = "weak"
 	p.Detail = fmt.Sprintf("user code has the runner's own host uid %d", os.Geteuid())
 	p.Means = "it has no capability and sees nothing of the host but /usr; run as root to give every sandbox ids of its own"
+	return p
+}
+
+func (b *Backend) checkDisk() sandbox.Piece {
+	p := sandbox.Piece{Name: "workspace disk", State: "ok", Detail: fmt.Sprintf("each sandbox has an ext4 of %d MiB", b.cfg.WorkspaceMB)}
+	if b.disks == nil {
+		p.State, p.Detail = "weak", b.noDisks.Error()
+		p.Means = fmt.Sprintf("workspaces lie in memory, with at most %d MiB and half of memory_mb; for disks run as root, with e2fsprogs, /dev/loop-control and loop devices", b.cfg.WorkspaceMB)
+	}
 	return p
 }
 
@@ -83,6 +95,7 @@ var fence = []struct {
 	name, key, want, means string
 }{
 	{"no_new_privs", "NoNewPrivs", "1", "the kernel does not know no_new_privs (Linux 3.5)"},
+	{"system call filter in force", "Seccomp", "2", "user code could make every system call"},
 	{"no capabilities", "Caps", "0000000000000000", "user code would have capabilities"},
 	{"no further user namespaces", "Userns", "0", "user code could make user namespaces of its own, with capabilities in them"},
 	{"pid namespace", "Pid", "2", "user code would see other processes"},
@@ -92,7 +105,7 @@ var fence = []struct {
 
 const probe = `
 while read -r key value _; do
-  case $key in NoNewPrivs:) echo "NoNewPrivs $value";; CapBnd:) echo "Caps $value";; esac
+  case $key in NoNewPrivs:) echo "NoNewPrivs $value";; Seccomp:) echo "Seccomp $value";; CapBnd:) echo "Caps $value";; esac
 done </proc/self/status
 echo "Pid $$"
 echo "Userns $(</proc/sys/user/max_user_namespaces)"

@@ -36,7 +36,8 @@ type call struct {
 	x       *box
 	p       sandbox.Process
 	before  cgroup.Counters
-	shared  bool // another call ran meanwhile
+	mark    uint64 // of the gate's denials
+	shared  bool   // another call ran meanwhile
 	started time.Time
 	origin  int64 // started on the sandbox's clock
 
@@ -60,7 +61,7 @@ func (x *box) Exec(ctx context.Context, p sandbox.Process) (sandbox.Exit, error)
 	if ctx.Err() != nil {
 		return sandbox.Exit{Reason: sandbox.Killed, Cause: context.Cause(ctx), Code: -1}, nil
 	}
-	request, body, refusal, err := x.b.request(p)
+	request, body, refusal, err := x.b.request(p, x.roots)
 	if err != nil {
 		return sandbox.Exit{}, err
 	}
@@ -130,6 +131,7 @@ func (c *call) enter() {
 		c.x.group.ResetPeak()
 	}
 	c.before = c.counters()
+	c.mark = c.x.mark()
 }
 
 func (c *call) leave() {
@@ -216,7 +218,7 @@ func (c *call) follow() error {
 				c.p.Started()
 			}
 		case inside.NoteFile:
-			c.file = fileResult(c.p, note)
+			c.file = fileResult(c.p, note, c.x.roots)
 		case inside.NoteFailed:
 			if note.B == inside.FailExec {
 				return failure(note)
@@ -320,6 +322,7 @@ func (c *call) exit() sandbox.Exit {
 		e.Reason = sandbox.Refused
 	}
 	c.count(&e)
+	e.Denials = c.x.denials(c.mark)
 	return e
 }
 
@@ -353,6 +356,19 @@ func (c *call) count(e *sandbox.Exit) {
 	if e.Reason == sandbox.Exited && e.Code == -1 && e.Signal == "" {
 		e.Signal = "SIGKILL"
 	}
+	e.DiskFull = c.diskFull(e)
+}
+
+// diskFull blames the workspace for a failure when it has no room left.
+func (c *call) diskFull(e *sandbox.Exit) bool {
+	switch {
+	case e.File != nil:
+		root, _, ok := beneathRoots(c.p.Path, c.x.roots)
+		return e.File.Errno == "ENOSPC" && ok && root == workspace
+	case e.Reason == sandbox.Exited && (e.Code != 0 || e.Signal != ""):
+		return full(c.x.workspace)
+	}
+	return false
 }
 
 // verdict is what decides whether the memory limit hit a call.
@@ -380,7 +396,7 @@ func blamed(v verdict) bool {
 
 // request is what the process that becomes the program has to know, and what
 // it gets on its descriptor 3. A FileResult is a refusal without asking.
-func (b *Backend) request(p sandbox.Process) (packet, body []byte, refusal *sandbox.FileResult, err error) {
+func (b *Backend) request(p sandbox.Process, roots []string) (packet, body []byte, refusal *sandbox.FileResult, err error) {
 	var r inside.Request
 	switch p.Program {
 	case sandbox.Bash:
@@ -394,7 +410,7 @@ func (b *Backend) request(p sandbox.Process) (packet, body []byte, refusal *sand
 		}
 		r, body = pythonRequest(b.host.python, p)
 	case sandbox.FileRead, sandbox.FileWrite:
-		r, body, refusal = fileRequest(p)
+		r, body, refusal = fileRequest(p, roots)
 		if refusal != nil {
 			return nil, nil, refusal, nil
 		}

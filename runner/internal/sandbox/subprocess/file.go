@@ -14,18 +14,18 @@ import (
 
 // fileRequest confines the path by its words; the kernel then confines where
 // it really leads. What is outside by its words is refused here.
-func fileRequest(p sandbox.Process) (inside.Request, []byte, *sandbox.FileResult) {
+func fileRequest(p sandbox.Process, roots []string) (inside.Request, []byte, *sandbox.FileResult) {
 	if strings.ContainsRune(p.Path, 0) {
 		return inside.Request{}, nil, &sandbox.FileResult{Errno: "EINVAL", Message: "a path can't hold a NUL byte"}
 	}
-	name, ok := beneathWorkspace(p.Path)
+	root, name, ok := beneathRoots(p.Path, roots)
 	if !ok {
-		return inside.Request{}, nil, &sandbox.FileResult{Errno: "EACCES", Denied: true, Message: outside(p.Path)}
+		return inside.Request{}, nil, &sandbox.FileResult{Errno: "EACCES", Denied: true, Message: outside(p.Path, roots)}
 	}
 	if len(name) > maxPath {
 		return inside.Request{}, nil, &sandbox.FileResult{Errno: "ENAMETOOLONG", Message: "the path is too long"}
 	}
-	r := inside.Request{Op: inside.OpRead, Path: name, Root: workspace, Max: uint64(max(p.MaxRead, 0))}
+	r := inside.Request{Op: inside.OpRead, Path: name, Root: root, Max: uint64(max(p.MaxRead, 0))}
 	if p.Program == sandbox.FileRead {
 		return r, nil, nil
 	}
@@ -38,29 +38,34 @@ func fileRequest(p sandbox.Process) (inside.Request, []byte, *sandbox.FileResult
 
 const maxPath = 4096
 
-// beneathWorkspace is name relative to the workspace, if it lies in it. A
-// trailing slash is kept, since it says that a directory is meant.
-func beneathWorkspace(name string) (string, bool) {
+// beneathRoots is the root that name lies in and name relative to it. No two
+// roots overlap. A trailing slash is kept, since it says that a directory is
+// meant; what is relative is so to the workspace.
+func beneathRoots(name string, roots []string) (root, rest string, ok bool) {
 	clean := path.Join(workspace, name)
 	if path.IsAbs(name) {
 		clean = path.Clean(name)
 	}
-	if clean == workspace {
-		return ".", true
+	for _, root := range roots {
+		if clean == root {
+			return root, ".", true
+		}
+		if rest, ok := strings.CutPrefix(clean, root+"/"); ok {
+			if strings.HasSuffix(name, "/") {
+				rest += "/"
+			}
+			return root, rest, true
+		}
 	}
-	rest, ok := strings.CutPrefix(clean, workspace+"/")
-	if ok && strings.HasSuffix(name, "/") {
-		rest += "/"
-	}
-	return rest, ok
+	return "", "", false
 }
 
-func outside(name string) string {
-	return fmt.Sprintf("%q is outside %s", name, workspace)
+func outside(name string, roots []string) string {
+	return fmt.Sprintf("%q is outside %s", name, strings.Join(roots, ", "))
 }
 
 // fileResult is a note of a file operation in words.
-func fileResult(p sandbox.Process, n inside.Note) *sandbox.FileResult {
+func fileResult(p sandbox.Process, n inside.Note, roots []string) *sandbox.FileResult {
 	r := &sandbox.FileResult{Size: n.B}
 	if n.A == 0 {
 		return r
@@ -69,7 +74,7 @@ func fileResult(p sandbox.Process, n inside.Note) *sandbox.FileResult {
 	r.Errno = unix.ErrnoName(errno)
 	switch errno {
 	case syscall.EXDEV:
-		r.Denied, r.Message = true, outside(p.Path)
+		r.Denied, r.Message = true, outside(p.Path, roots)
 	case syscall.EFBIG:
 		r.Message = fmt.Sprintf("the file has %d bytes, which is more than the %d that can be read at once", n.B, p.MaxRead)
 	case syscall.EINVAL, syscall.ENXIO:

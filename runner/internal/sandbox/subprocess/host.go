@@ -97,7 +97,7 @@ var (
 const maxCopied = 16 << 10
 
 // layout is the root of every sandbox, from parents to children.
-func (h host) layout(workspaceDir string, ids ids, tmpMB, shmMB int64) []inside.Step {
+func (h host) layout(ids ids, tmpMB, shmMB int64, workspace inside.Step) []inside.Step {
 	steps := []inside.Step{
 		{Kind: inside.StepDir, Path: "/run/empty", Mode: 0o755},
 		{Kind: inside.StepDir, Path: "/var", Mode: 0o755},
@@ -126,8 +126,19 @@ func (h host) layout(workspaceDir string, ids ids, tmpMB, shmMB int64) []inside.
 	return append(steps,
 		inside.Step{Kind: inside.StepTmpfs, Path: "/dev/shm", Data: tmpfs(shmMB)},
 		inside.Step{Kind: inside.StepTmpfs, Path: "/tmp", Data: tmpfs(tmpMB)},
-		inside.Step{Kind: inside.StepBind, Path: workspace, Data: workspaceDir, Writable: true},
+		workspace,
 	)
+}
+
+// workspaceStep shows the disk that the mount is; without one (-1) the
+// workspace lies in memory.
+func (b *Backend) workspaceStep(mount int, ids ids) inside.Step {
+	if mount >= 0 {
+		return inside.Step{Kind: inside.StepBind, Path: workspace, FD: mount, Writable: true}
+	}
+	mb := b.cfg.WorkspaceMB
+	options := fmt.Sprintf("mode=755,uid=%d,gid=%d,size=%dm,nr_inodes=%d", ids.user, ids.user, mb, mb<<20/bytesPerInode)
+	return inside.Step{Kind: inside.StepTmpfs, Path: workspace, Data: options}
 }
 
 // tmpfs counts files too: each costs memory even when it is empty.
@@ -165,7 +176,7 @@ func etc(ids ids) []inside.Step {
 		{"/etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n"},
 		{"/etc/hostname", "sandbox\n"},
 		{"/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"},
-		{"/etc/resolv.conf", ""},
+		{"/etc/resolv.conf", "nameserver 127.0.0.1\n"}, // the gate, or nobody
 	}
 	var steps []inside.Step
 	for _, f := range files {
@@ -175,15 +186,14 @@ func etc(ids ids) []inside.Step {
 }
 
 // openMounts turns each bind among steps into a detached mount that the init
-// only has to attach: with its own ids it could not even reach some of them.
+// only has to attach: with its own ids it could not even reach some of them. A
+// bind without Data already is one; it is the caller's, who gets a copy.
 func openMounts(steps []inside.Step) (fds []int, err error) {
 	for i := range steps {
-		steps[i].FD = -1
 		if steps[i].Kind != inside.StepBind {
 			continue
 		}
-		const flags = unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC | unix.AT_RECURSIVE
-		fd, err := unix.OpenTree(unix.AT_FDCWD, steps[i].Data, flags)
+		fd, err := openMount(steps[i])
 		if err != nil {
 			closeFDs(fds)
 			return nil, fmt.Errorf("open the mount of %s: %w", steps[i].Data, err)
@@ -196,6 +206,13 @@ func openMounts(steps []inside.Step) (fds []int, err error) {
 		}
 	}
 	return fds, nil
+}
+
+func openMount(s inside.Step) (int, error) {
+	if s.Data == "" {
+		return unix.FcntlInt(uintptr(s.FD), unix.F_DUPFD_CLOEXEC, 0)
+	}
+	return unix.OpenTree(unix.AT_FDCWD, s.Data, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 }
 
 func attributes(s inside.Step) *unix.MountAttr {

@@ -50,6 +50,22 @@ func (s *socket) send(packet []byte, fds ...int) error {
 	return cmp.Or(err, sent)
 }
 
+// receive waits for one packet; the descriptors in it are the caller's.
+func (s *socket) receive(b []byte) (int, []int, error) {
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return 0, nil, err
+	}
+	var n int
+	var fds []int
+	var received error
+	err = raw.Read(func(fd uintptr) bool {
+		n, fds, received = inside.Receive(int(fd), b)
+		return received != syscall.EAGAIN
+	})
+	return n, fds, cmp.Or(err, received)
+}
+
 const sendTimeout = 3 * time.Second
 
 // note waits for the supervisor's next note.

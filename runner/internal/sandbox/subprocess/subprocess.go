@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/bigwave/bigwave/runner/internal/cgroup"
+	"github.com/bigwave/bigwave/runner/internal/egress"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 )
 
@@ -40,7 +41,21 @@ type Config struct {
 	TmpMB        int64  // most for /tmp; 256 if 0. Counts as memory, so never more than half of memory_mb
 	ShmMB        int64  // most for /dev/shm; 64 if 0
 	AllowWeak    []string
-	Spares       int // sandboxes kept ready; 1 if 0, none if negative
+	WorkspaceMB  int64    // size of /workspace; 1024 if 0
+	Mounts       []Mount  // what policies may ask for besides /workspace
+	OwnFiles     []string // paths that no mount may show, besides DataDir
+	Require      []string // parts of the fence that a start needs although they are optional: landlock
+	Spares       int      // sandboxes kept ready; 1 if 0, none if negative
+
+	Egress egress.Config // how sandboxes reach what their policy lists
+
+	// RoomOf is a path on the file system that must have room for a workspace,
+	// where workspaces are disks; DataDir if empty.
+	RoomOf string
+
+	// Without leaves out parts of the fence, to measure what they cost: seccomp,
+	// landlock, disk. No setting of the runner leads here, and Check misses them.
+	Without []string
 
 	Log *slog.Logger // slog.Default() if nil
 }
@@ -57,10 +72,18 @@ type Backend struct {
 	cfg     Config
 	log     *slog.Logger
 	host    host
+	disks   *disks // nil: workspaces lie in memory
+	noDisks error  // why
+	offers  []offer
 	cgroups *cgroup.Manager
+	fence   *egress.Fence
 	init    *os.File
 	lock    *os.File
 	root    bool // we map ids and see every file
+
+	filter    []byte // of user code's system calls
+	filterErr error  // why there is none; then no sandbox starts
+	landlock  int    // the ABI in use; 0: none
 
 	mu      sync.Mutex
 	closed  bool
@@ -69,7 +92,9 @@ type Backend struct {
 	spares  []*box
 	refill  bool // a goroutine is making a spare
 	made    int
-	run     string         // of this process: no name is ever one that an earlier process used
+	run     string             // of this process: no name is ever one that an earlier process used
+	step    func(string) error // of a start, for tests that let it fail; nil: none
+	space   func(path string) (space, error)
 	filling sync.WaitGroup // the making of spares
 	working sync.WaitGroup // listening to inits, removing what they leave
 }
@@ -84,7 +109,9 @@ func New(cfg Config) (*Backend, error) {
 	cfg.UIDBase = cmp.Or(cfg.UIDBase, defaultUIDBase)
 	cfg.TmpMB = cmp.Or(cfg.TmpMB, 256)
 	cfg.ShmMB = cmp.Or(cfg.ShmMB, 64)
+	cfg.WorkspaceMB = cmp.Or(cfg.WorkspaceMB, 1024)
 	cfg.Spares = cmp.Or(cfg.Spares, 1)
+	cfg.RoomOf = cmp.Or(cfg.RoomOf, cfg.DataDir)
 	if !plainName(cfg.RunnerID) {
 		return nil, fmt.Errorf("runner id %q must be of letters, digits, - and _", cfg.RunnerID)
 	}
@@ -93,10 +120,15 @@ func New(cfg Config) (*Backend, error) {
 		log:   cmp.Or(cfg.Log, slog.Default()),
 		root:  os.Geteuid() == 0,
 		run:   strings.ToLower(rand.Text()[:8]),
+		space: spaceOf,
 		slots: map[int]bool{},
 		boxes: map[*box]bool{},
 	}
 	var err error
+	cfg.Egress.Log = cmp.Or(cfg.Egress.Log, b.log)
+	if b.fence, err = egress.New(cfg.Egress); err != nil {
+		return nil, fmt.Errorf("egress: %w", err)
+	}
 	if b.lock, err = takeDataDir(cfg.DataDir); err != nil {
 		return nil, err
 	}
@@ -106,8 +138,53 @@ func New(cfg Config) (*Backend, error) {
 	if b.cgroups, err = cgroup.Find(cfg.CgroupParent, ownCgroup(cfg)); err != nil {
 		return nil, errors.Join(err, b.init.Close(), b.lock.Close())
 	}
+	if b.offers, err = openOffers(cfg.Mounts, append([]string{cfg.DataDir}, cfg.OwnFiles...)...); err != nil {
+		return nil, errors.Join(err, b.init.Close(), b.lock.Close())
+	}
 	b.host = lookAtHost(cfg.Python)
+	b.lookForDisks()
+	b.filter, b.filterErr = callFilter()
+	b.landlock = landlockABI()
+	b.leaveOut(cfg.Without)
 	return b, nil
+}
+
+// leaveOut is for measuring only: see Config.Without.
+func (b *Backend) leaveOut(parts []string) {
+	for _, part := range parts {
+		switch part {
+		case "seccomp":
+			b.filter = nil
+		case "landlock":
+			b.landlock = 0
+		case "disk":
+			b.disks, b.noDisks = nil, errors.New("left out")
+		}
+	}
+}
+
+// Settle returns once no spare is in the making. It is for measuring, and for
+// one goroutine that calls nothing else meanwhile.
+func (b *Backend) Settle() { b.filling.Wait() }
+
+// lookForDisks finds out whether workspaces can be file systems on a disk.
+func (b *Backend) lookForDisks() {
+	if !b.root {
+		b.noDisks = errors.New("only root can mount a file system")
+		return
+	}
+	if b.disks, b.noDisks = newDisks(filepath.Join(b.cfg.DataDir, "sandboxes"), b.cfg.WorkspaceMB); b.noDisks != nil {
+		b.disks = nil
+		b.log.Warn("workspaces lie in memory", "error", b.noDisks)
+	}
+}
+
+// at tells a test that a start has come to a step.
+func (b *Backend) at(step string) error {
+	if b.step == nil {
+		return nil
+	}
+	return b.step(step)
 }
 
 // ownCgroup names the cgroup of everything this backend makes. The data
@@ -172,13 +249,8 @@ func (b *Backend) enforceable(spec sandbox.Spec) error {
 	if !slices.Contains(p.FSAllowlist, workspace) {
 		return refuse("fs_allowlist", "fs_allowlist must contain %s", workspace)
 	}
-	for _, path := range p.FSAllowlist {
-		if path != workspace {
-			return refuse("fs_allowlist", "this runner offers no mount for %s in fs_allowlist", path)
-		}
-	}
-	if len(p.NetworkAllowlist) > 0 {
-		return refuse("network_allowlist", "this runner can only enforce an empty network_allowlist, not %s", p.NetworkAllowlist[0])
+	if _, err := b.wishes(p.FSAllowlist); err != nil {
+		return err
 	}
 	if p.BaseImage != b.cfg.HostImage {
 		return refuse("base_image", "this runner has the base_image %s, not %s", b.cfg.HostImage, p.BaseImage)
@@ -186,10 +258,16 @@ func (b *Backend) enforceable(spec sandbox.Spec) error {
 	if p.MemoryMB <= 0 || p.PIDsLimit <= 0 || p.CPUShares <= 0 {
 		return &sandbox.StartError{Code: "start_failed", Message: "memory_mb, pids_limit and cpu_shares must be positive"}
 	}
+	if err := b.fenced(); err != nil {
+		return err
+	}
 	for _, c := range limits {
 		if !b.cgroups.Has(c.controller) && !b.weak(c.controller) {
 			return refuse(c.field, "this runner can't enforce %s: %s", c.field, b.cgroups.Why(c.controller))
 		}
+	}
+	if err := b.room(); err != nil {
+		return &sandbox.StartError{Code: "capacity", Message: "this runner's disk has too little room for another sandbox", Cause: err}
 	}
 	return nil
 }
@@ -212,10 +290,14 @@ func (b *Backend) weak(c cgroup.Controller) bool {
 // enforced is the part of Info that says how each field is held.
 func (b *Backend) enforced() map[string]string {
 	how := map[string]string{
-		"fs_allowlist":       "mount namespace",
+		"fs_allowlist":       b.filesHeldBy(),
 		"network_allowlist":  "network namespace with lo only",
 		"base_image":         "host",
 		"wall_clock_seconds": "runner's clock, pid namespace killed",
+		"workspace":          fmt.Sprintf("ext4 of %d MiB", b.cfg.WorkspaceMB),
+	}
+	if b.disks == nil {
+		how["workspace"] = fmt.Sprintf("tmpfs of %d MiB, at most half of memory_mb", b.cfg.WorkspaceMB)
 	}
 	for _, l := range limits {
 		if b.cgroups.Has(l.controller) {
@@ -333,6 +415,7 @@ func (b *Backend) Close(ctx context.Context) error {
 	wait.Wait()
 	b.working.Wait() // what Close left to be removed
 	b.cgroups.Close()
+	closeOffers(b.offers)
 	return errors.Join(errors.Join(errs...), b.init.Close(), b.lock.Close())
 }
 
@@ -363,19 +446,6 @@ func (b *Backend) track(x *box, live bool) {
 	} else {
 		delete(b.boxes, x)
 	}
-}
-
-// remove deletes a tree of the sandboxes directory in the background.
-func (b *Backend) remove(name string) <-chan error {
-	done := make(chan error, 1)
-	b.working.Go(func() {
-		err := removeTree(filepath.Join(b.cfg.DataDir, "sandboxes"), name)
-		if err != nil {
-			b.log.Error("leftovers of a sandbox", "dir", name, "error", err)
-		}
-		done <- err
-	})
-	return done
 }
 
 func plainName(s string) bool {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/bigwave/bigwave/runner/internal/cgroup"
+	"github.com/bigwave/bigwave/runner/internal/egress"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 	"github.com/bigwave/bigwave/runner/internal/sandbox/sandboxtest"
 )
@@ -81,6 +82,21 @@ func TestBackend(t *testing.T) {
 	})
 }
 
+func TestEgress(t *testing.T) {
+	for name, noFilter := range map[string]bool{"with nf_tables": false, "without": true} {
+		t.Run(name, func(t *testing.T) {
+			sandboxtest.RunEgress(t, func(t *testing.T, e sandboxtest.Egress) sandbox.Backend {
+				return newBackend(t, func(c *Config) {
+					c.Egress = egress.Config{Resolver: e.Resolver, PrivateAllow: e.PrivateAllow, NoFilter: noFilter}
+					if os.Geteuid() != 0 {
+						c.AllowWeak = []string{"memory", "pids", "cpu"}
+					}
+				})
+			})
+		})
+	}
+}
+
 // TestAsOrdinaryUser runs the same suite with nothing but user namespaces.
 func TestAsOrdinaryUser(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -98,7 +114,7 @@ func TestAsOrdinaryUser(t *testing.T) {
 	if err := os.WriteFile(program, content, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), program, "-test.run=^(TestBackend|TestWeak.*|TestRefusesWithoutLimits)$", "-test.short", "-test.v")
+	cmd := exec.CommandContext(t.Context(), program, "-test.run=^(TestBackend|TestHostile|TestLandlock|TestRefusesWithoutSeccomp|TestRefusesABadFilter|TestDisks|TestFailedStarts.*|TestMountsAreRefused|TestEgress|TestWeak.*|TestRefusesWithoutLimits)$", "-test.short", "-test.v")
 	cmd.Dir = os.TempDir()
 	cmd.Env = []string{initEnv + "=" + initProgram, "PATH=/usr/bin:/bin", "HOME=/nonexistent", "TMPDIR=" + os.TempDir()}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 12345}}
@@ -222,6 +238,7 @@ func TestCrash(t *testing.T) {
 		return
 	}
 	dir := t.TempDir()
+	disks := func() int { return loopsOf(dir) }
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestCrash$")
 	cmd.Env = append(os.Environ(), "BIGWAVE_TEST_CRASH="+dir, initEnv+"="+initProgram)
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "sandbox is up") {
@@ -242,6 +259,12 @@ func TestCrash(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(filepath.Join(dir, "sandboxes")); err != nil || len(entries) > 0 {
 		t.Errorf("left: %v, %v", entries, err)
+	}
+	for end := time.Now().Add(3 * time.Second); disks() > 0 && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if n := disks(); n > 0 {
+		t.Errorf("left: %d loop devices", n)
 	}
 	for _, pattern := range []string{"/sys/fs/cgroup/*/bigwave/crash-test/*/", "/sys/fs/cgroup/bigwave/crash-test/*/"} {
 		if left, _ := filepath.Glob(pattern); len(left) > 0 {
@@ -389,7 +412,7 @@ func TestBlamed(t *testing.T) {
 	}
 }
 
-func TestBeneathWorkspace(t *testing.T) {
+func TestBeneathRoots(t *testing.T) {
 	for path, want := range map[string]string{
 		"a":                   "a",
 		"/workspace/a/b":      "a/b",
@@ -405,7 +428,7 @@ func TestBeneathWorkspace(t *testing.T) {
 		"/":                   "",
 		"/workspace//a//b/./": "a/b/",
 	} {
-		got, ok := beneathWorkspace(path)
+		_, got, ok := beneathRoots(path, []string{workspace, "/data/proj"})
 		if got != want && ok || ok != (want != "") {
 			t.Errorf("%q: got %q, %v, want %q", path, got, ok, want)
 		}

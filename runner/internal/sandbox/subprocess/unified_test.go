@@ -40,6 +40,9 @@ func TestOnUnified(t *testing.T) {
 	t.Run("root", func(t *testing.T) {
 		onUnified(t, "^(TestBackend|TestInitIsKilled|TestIdleMemory|TestCrash)$/^(Ends|Limits)?$", "", "")
 	})
+	t.Run("hostile code, and no Landlock", func(t *testing.T) {
+		onUnified(t, "^TestHostile$/^(Identity|SystemCalls|OtherArchitectures|Writes|Mounts|Proc|Descriptors|Score)$", "", "")
+	})
 	t.Run("ordinary user", func(t *testing.T) {
 		onUnified(t, "^(TestBackend|TestInitIsKilled)$/^(Limits)?$",
 			"echo $$ > /sys/fs/cgroup/user/svc/cgroup.procs;", "setpriv --reuid 12345 --regid 12345 --clear-groups")
