@@ -12,12 +12,12 @@ build:
 
 # Both daemons in the foreground until SIGTERM or Ctrl-C.
 up: build
-	@scripts/deps.sh python3=python3 curl=curl
+	@scripts/deps.sh python3=python3 curl=curl $$(test "$$(id -u)" != 0 || echo mke2fs=e2fsprogs)
 	@exec scripts/up.sh
 
 # The whole walk-through on daemons of its own, in a data folder of its own.
 demo: build
-	@scripts/deps.sh python3=python3 curl=curl
+	@scripts/deps.sh python3=python3 curl=curl $$(test "$$(id -u)" != 0 || echo mke2fs=e2fsprogs)
 	@exec scripts/demo-up.sh
 
 # Every test, against real services that it starts itself.
