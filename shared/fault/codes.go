@@ -40,7 +40,7 @@ type Advice struct {
 
 // Codes is every code with its advice; the documentation is checked against it.
 var Codes = map[Code]Advice{
-	ToolFailed:          {"The tool ended with a non-zero exit code or by a signal.", "Read stderr; the tool's own failure is its answer.", false},
+	ToolFailed:          {"The tool ended with a non-zero exit code or by a signal.", "Read stderr, if there is any; the tool's own failure is its answer.", false},
 	InvalidArguments:    {"The arguments do not fit the tool; nothing ran.", "Correct the argument that the message names.", false},
 	UnknownTool:         {"No tool of that name is registered for this run.", "List the tools with GET /v1/tools.", false},
 	ArgumentTooLarge:    {"The rendered command or an argument is over its size cap; nothing ran.", "Write the data to a file with file_write and pass its path.", false},

@@ -61,8 +61,8 @@ func (p *parts) serve(ctx context.Context, listener net.Listener, grace time.Dur
 	group, work := errgroup.WithContext(work)
 	group.Go(func() error { return p.dispatcher.Run(work) })
 	group.Go(func() error {
-		if !p.migrate(work, log) { // who asks before that is told to come again
-			return nil
+		if ok, err := p.migrate(work, log); !ok { // who asks before that is told to come again
+			return err
 		}
 		group.Go(func() error { return p.sessions.Run(work) })
 		group.Go(func() error { return p.runs.Run(work) })
@@ -98,12 +98,15 @@ func (p *parts) serve(ctx context.Context, listener net.Listener, grace time.Dur
 }
 
 // migrate brings the schema up to date, as soon as the database is there;
-// false when ctx ends before.
-func (p *parts) migrate(ctx context.Context, log *slog.Logger) bool {
+// false when ctx ends before, or with the error that no waiting mends.
+func (p *parts) migrate(ctx context.Context, log *slog.Logger) (bool, error) {
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		err := p.db.Migrate(ctx)
-		if err == nil || ctx.Err() != nil {
-			return err == nil
+		switch {
+		case err == nil || ctx.Err() != nil:
+			return err == nil, nil
+		case store.Damaged(err):
+			return false, fmt.Errorf("the database file is damaged, or is no SQLite database; put a copy in its place or move it away: %w", err)
 		}
 		log.Warn("database is not ready", "error", err, "again_in", pause)
 		select {

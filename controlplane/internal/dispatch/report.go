@@ -116,8 +116,6 @@ func beat(b wire.Beat, now time.Time) fleet.Beat {
 			StartFailures: b.StartFailures,
 			LastBeat:      now,
 		},
-		SentAt:   time.UnixMilli(b.At),
-		Calls:    b.Calls,
 		Leaving:  b.Leaving,
 		Draining: b.Draining,
 	}

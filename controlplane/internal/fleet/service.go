@@ -28,9 +28,7 @@ type Held struct {
 // Beat is a runner's sign of life.
 type Beat struct {
 	Runner   Runner // LastBeat is not read
-	SentAt   time.Time
 	Sessions []Held
-	Calls    []string
 	Leaving  bool
 	Draining bool
 }
@@ -213,19 +211,18 @@ func (s *Service) settle(ctx context.Context) {
 // Runners lists every runner that was ever seen.
 func (s *Service) Runners(ctx context.Context) ([]Runner, error) { return s.Store.Runners(ctx) }
 
-// Any counts the runners of pool that take sessions, and their free slots.
-func (s *Service) Any(ctx context.Context, pool string) (ready, free int, err error) {
+// Any counts the runners of pool that take sessions.
+func (s *Service) Any(ctx context.Context, pool string) (ready int, err error) {
 	all, err := s.Store.Runners(ctx)
 	if err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	for _, r := range all {
 		if r.Pool == pool && r.State == Ready && s.Now().Sub(r.LastBeat) < s.lostAfter() {
 			ready++
-			free += max(0, r.Slots-r.Used)
 		}
 	}
-	return ready, free, nil
+	return ready, nil
 }
 
 // Run calls runners lost whose beats have stopped, until ctx ends.

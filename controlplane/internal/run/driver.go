@@ -242,7 +242,7 @@ func (d *driver) start(ctx context.Context, c session.Session) time.Time {
 
 // noSandbox is how calls end for which no runner came.
 func (d *driver) noSandbox(ctx context.Context) session.Verdict {
-	ready, _, err := d.Fleet.Any(ctx, d.Pool)
+	ready, err := d.Fleet.Any(ctx, d.Pool)
 	if err == nil && ready == 0 {
 		return session.Verdict{Status: string(StartFailed), Code: fault.NoRunner, Message: fault.Codes[fault.NoRunner].Meaning}
 	}

@@ -144,8 +144,8 @@ const (
 
 // Fleet says whether runners are there.
 type Fleet interface {
-	// Any counts the runners of a pool that take sessions, and their free slots.
-	Any(ctx context.Context, pool string) (ready, free int, err error)
+	// Any counts the runners of a pool that take sessions.
+	Any(ctx context.Context, pool string) (ready int, err error)
 }
 
 // ToolCall is one call as the client asks for it.

@@ -316,7 +316,7 @@ func TestAnUnansweredOrderIsResolvedByItsStatus(t *testing.T) {
 }
 
 func TestARefusedOrderStartsNothing(t *testing.T) {
-	for code, want := range map[string]string{"expired": "start_failed/order_refused", "capacity": "start_failed/capacity"} {
+	for code, want := range map[string]string{"expired": "start_failed/order_refused", "capacity": "start_failed/capacity", "draining": "start_failed/capacity"} {
 		w := lite(t)
 		s := w.live()
 		w.runner.refuse = code

@@ -377,10 +377,10 @@ func (r *runner) Notify(_ string, n run.Notice) {
 	r.notices = append(r.notices, n)
 }
 
-func (r *runner) Any(context.Context, string) (int, int, error) {
+func (r *runner) Any(context.Context, string) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.ready, 0, nil
+	return r.ready, nil
 }
 
 func (r *runner) ordered(what string) int {

@@ -14,11 +14,10 @@ import (
 
 // Why a session is idle, lost or closed, beside the codes of fault.
 const (
-	ClosedByClient = "client"         // its owner or an admin deleted it
-	ClosedByTTL    = "ttl"            // its life was over
-	ClosedByIdle   = "idle_ttl"       // nobody used it
-	StartExpired   = "start_expired"  // no runner came in time and nobody waits any more
-	RunnerStopped  = "runner_stopped" // the runner was shut down
+	ClosedByClient = "client"        // its owner or an admin deleted it
+	ClosedByTTL    = "ttl"           // its life was over
+	ClosedByIdle   = "idle_ttl"      // nobody used it
+	StartExpired   = "start_expired" // no runner came in time and nobody waits any more
 )
 
 // MaxTTL is the longest life that a session may ask for.

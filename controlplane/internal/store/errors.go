@@ -72,6 +72,10 @@ func down(err error) bool {
 			sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 }
 
+// Damaged reports whether err says that the database file is damaged, or is
+// none at all.
+func Damaged(err error) bool { return lite(err, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) }
+
 // untextual reports whether an argument was a text that can't exist in
 // PostgreSQL: with a NUL byte, or not UTF-8.
 func untextual(err error) bool {

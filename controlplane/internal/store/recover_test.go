@@ -248,3 +248,18 @@ func victim(t *testing.T) {
 		}
 	}
 }
+
+func TestAFileThatIsNoDatabaseIsTold(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "bigwave.db")
+	if err := os.WriteFile(file, []byte(strings.Repeat("this is no database\n", 300)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	db, err := store.New(store.Config{URL: "sqlite://" + file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if err := db.Migrate(t.Context()); !store.Damaged(err) {
+		t.Errorf("got %v", err)
+	}
+}

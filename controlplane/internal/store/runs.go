@@ -524,7 +524,7 @@ func auditRefused(ctx context.Context, tx statements, r run.Run, e audit.Event) 
 		if !c.Status.Final() {
 			continue
 		}
-		e.ID, e.Action, e.Object, e.Outcome = "aud_"+strings.TrimPrefix(c.ID, "call_"), audit.CallFinished, c.ID, string(c.Status)
+		e.ID, e.Action, e.Object, e.Outcome = audit.ID(strings.TrimPrefix(c.ID, "call_")), audit.CallFinished, c.ID, string(c.Status)
 		e.Detail = "refused before dispatch"
 		if err := auditInsert(ctx, tx, e); err != nil {
 			return err
@@ -662,7 +662,7 @@ func endingOf(f run.Finish) ending {
 // event is the record of a call's end.
 func (e ending) event(call, workspace, outcome, digest string) audit.Event {
 	return audit.Event{
-		ID: "aud_" + e.newID(), At: e.at, Workspace: workspace, Actor: e.actor, Action: audit.CallFinished,
+		ID: audit.ID(e.newID()), At: e.at, Workspace: workspace, Actor: e.actor, Action: audit.CallFinished,
 		Object: call, Outcome: outcome, PolicyDigest: digest, Detail: e.detail,
 	}
 }
@@ -711,7 +711,7 @@ func (db *DB) finishAndSettle(ctx context.Context, o run.Outcome, f run.Finish) 
 		return run.Ended{}, sql.ErrNoRows
 	}
 	var status run.Status
-	args := append(finishArgs(o), micros(f.At), "aud_"+f.NewID(), f.Actor, audit.CallFinished, f.Detail)
+	args := append(finishArgs(o), micros(f.At), audit.ID(f.NewID()), f.Actor, audit.CallFinished, f.Detail)
 	if err := db.get(ctx, &status, finishAndSettle, args...); err != nil {
 		return run.Ended{}, err
 	}
@@ -833,7 +833,7 @@ func (db *DB) CancelRun(ctx context.Context, r run.Run, reason string, v session
 			return err
 		}
 		return auditInsert(ctx, tx, audit.Event{
-			ID: "aud_" + f.NewID(), At: f.At, Workspace: r.Workspace, Actor: f.Actor, Action: audit.RunCancelled,
+			ID: audit.ID(f.NewID()), At: f.At, Workspace: r.Workspace, Actor: f.Actor, Action: audit.RunCancelled,
 			Object: r.ID, Outcome: audit.OK, Detail: f.Detail,
 		})
 	})
@@ -861,7 +861,7 @@ func (db *DB) LoseRunner(ctx context.Context, l run.Loss) ([]session.EndedCall, 
 				action = audit.SessionIdle
 			}
 			err := auditInsert(ctx, tx, audit.Event{
-				ID: "aud_" + l.NewID(), At: l.At, Workspace: r.Workspace, Actor: l.Actor, Action: action,
+				ID: audit.ID(l.NewID()), At: l.At, Workspace: r.Workspace, Actor: l.Actor, Action: action,
 				Object: r.ID, Outcome: string(fault.RunnerLost), PolicyDigest: r.PolicyDigest, Detail: l.Detail + " of " + l.Runner,
 			})
 			if err != nil {

@@ -53,6 +53,10 @@ type trust struct {
 // hurry ends, and says goodbye.
 func (d *daemon) run(stop, hurry context.Context) error {
 	backend, about, err := d.backend(stop)
+	if err != nil && stop.Err() != nil {
+		d.log.Info("stopped while starting")
+		return nil
+	}
 	if err != nil {
 		return err
 	}

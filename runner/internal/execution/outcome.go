@@ -96,7 +96,14 @@ func filed(v verdict) *wire.Done {
 	case f.Errno == "ENOSPC":
 		return failed("disk_full", fault.DiskFull, "%s", sentence(f.Message, "The workspace is full; delete files or ask the operator for a larger one."))
 	}
-	d := failed("error", fault.FileFailed, "%s", sentence(f.Message, "The file operation failed with "+f.Errno+"."))
+	message := sentence(f.Message, "The file operation failed with "+f.Errno+".")
+	if f.Errno == "ENOENT" {
+		message = "There is no file at " + short(v.path) + "."
+		if v.program == sandbox.FileWrite {
+			message = "The directory for " + short(v.path) + " could not be found."
+		}
+	}
+	d := failed("error", fault.FileFailed, "%s", message)
 	d.Error.Field = "path"
 	if f.Errno == "EFBIG" {
 		limit, size := v.policy.OutputBytesLimit, f.Size
@@ -116,7 +123,10 @@ func toolFailure(v verdict) string {
 			return "Python raised an exception: " + line
 		}
 	}
-	return fmt.Sprintf("The tool exited with code %d; its stderr may say why.", v.exit.Code)
+	if len(v.stderr()) > 0 {
+		return fmt.Sprintf("The tool exited with code %d; its stderr may say why.", v.exit.Code)
+	}
+	return fmt.Sprintf("The tool exited with code %d and wrote nothing to stderr.", v.exit.Code)
 }
 
 // exception is the last line of the last traceback in stderr, or "".

@@ -54,7 +54,7 @@ func TestOutcome(t *testing.T) {
 		{name: "disk", exit: sandbox.Exit{Reason: sandbox.Exited, Code: 1, DiskFull: true}, status: "disk_full", code: "disk_full"},
 		{name: "file ok", program: sandbox.FileRead, exit: sandbox.Exit{Reason: sandbox.Exited, Code: -1, File: &sandbox.FileResult{Content: []byte("x")}}, status: "ok"},
 		{name: "file denied", program: sandbox.FileRead, exit: sandbox.Exit{Reason: sandbox.Refused, Code: -1, File: &sandbox.FileResult{Denied: true, Errno: "EXDEV"}}, status: "denied", code: "path_denied"},
-		{name: "file missing", program: sandbox.FileRead, exit: sandbox.Exit{Reason: sandbox.Refused, Code: -1, File: &sandbox.FileResult{Errno: "ENOENT", Message: "no such file"}}, status: "error", code: "file_failed", message: "no such file"},
+		{name: "file missing", program: sandbox.FileRead, exit: sandbox.Exit{Reason: sandbox.Refused, Code: -1, File: &sandbox.FileResult{Errno: "ENOENT", Message: "no such file"}}, status: "error", code: "file_failed", message: "There is no file at p."},
 		{name: "file too large", program: sandbox.FileRead, exit: sandbox.Exit{Reason: sandbox.Refused, Code: -1, File: &sandbox.FileResult{Errno: "EFBIG", Size: 1 << 50}}, status: "error", code: "file_failed"},
 		{name: "file, disk full", program: sandbox.FileWrite, exit: sandbox.Exit{Reason: sandbox.Refused, Code: -1, File: &sandbox.FileResult{Errno: "ENOSPC"}}, status: "disk_full", code: "disk_full"},
 	} {
