@@ -251,7 +251,7 @@ func TestCrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer far.Close()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestCrash$")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestCrash$", fmt.Sprintf("-test.short=%v", testing.Short()))
 	cmd.Env = append(os.Environ(), "BIGWAVE_TEST_CRASH="+cfg.DataDir, "BIGWAVE_TEST_FAR="+far.Addr().String(), initEnv+"="+initProgram)
 	mounts := strings.Count(readFile(t, "/proc/self/mountinfo"), "\n")
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "sandboxes are up") {
@@ -289,7 +289,7 @@ const crashMark = "86399.5"
 const crashScript = `mkdir d; echo x > d/f; chmod 0 d
 sleep ` + crashMark + ` & setsid sleep ` + crashMark + ` &
 if [ -n "$FAR_PORT" ]; then exec 3<>/dev/tcp/127.0.0.2/$FAR_PORT; fi
-(while :; do head -c 1000000 /dev/zero > grows; (true &); done) &
+(while :; do head -c 1000000 /dev/zero > grows; (true &); sleep .05; done) &
 exec sleep ` + crashMark
 
 func crash(t *testing.T, cfg Config) {
@@ -298,7 +298,10 @@ func crash(t *testing.T, cfg Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const boxes = 20
+	boxes := 20
+	if testing.Short() { // where every process takes long to start
+		boxes = 5
+	}
 	up := make(chan int)
 	for i := range boxes {
 		policy := sandboxtest.Policy()
@@ -318,7 +321,7 @@ func crash(t *testing.T, cfg Config) {
 	for range boxes {
 		<-up
 	}
-	for end := time.Now().Add(10 * time.Second); len(withArgument(crashMark)) < 3*boxes; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); len(withArgument(crashMark)) < 3*boxes; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%d processes came up, want %d", len(withArgument(crashMark)), 3*boxes)
 		}
