@@ -270,9 +270,9 @@ func fenceFlow(ctx context.Context, bin string, n int) error {
 	direct := func(script string) ([]byte, error) { return exec.CommandContext(ctx, python, "-c", script).Output() }
 	gate := func(script string) ([]byte, error) { return pythonIn(ctx, box, script) }
 	ways := []struct {
-		name, host string
-		run        func(script string) ([]byte, error)
-		flow, byte []time.Duration
+		name, host  string
+		run         func(script string) ([]byte, error)
+		flow, first []time.Duration
 	}{
 		{name: "direct", host: outsideAddress, run: direct},
 		{name: "through the gate, to an address", host: outsideAddress, run: gate},
@@ -284,7 +284,7 @@ func fenceFlow(ctx context.Context, bin string, n int) error {
 			for _, what := range []struct {
 				size, times int
 				into        *[]time.Duration
-			}{{1, 20, &w.byte}, {download, 1, &w.flow}} {
+			}{{1, 20, &w.first}, {download, 1, &w.flow}} {
 				out, err := w.run(fmt.Sprintf(client, w.host, to.port(), what.size, what.times))
 				if err != nil {
 					return fmt.Errorf("%s: %w", w.name, err)
@@ -300,8 +300,8 @@ func fenceFlow(ctx context.Context, bin string, n int) error {
 	flow := func(i int) float64 { return float64(median(ways[0].flow)) / float64(median(ways[i].flow)) }
 	for i, w := range ways {
 		fmt.Printf("| %s | %.1f / %.1f | %.0f | %.2f× | %.2f / %.2f | %.2f× |\n", w.name, ms(median(w.flow)), ms(p99(w.flow)),
-			float64(download>>20)/median(w.flow).Seconds(), flow(i), ms(median(w.byte)), ms(p99(w.byte)),
-			float64(median(w.byte))/float64(median(ways[0].byte)))
+			float64(download>>20)/median(w.flow).Seconds(), flow(i), ms(median(w.first)), ms(p99(w.first)),
+			float64(median(w.first))/float64(median(ways[0].first)))
 	}
 	worst := min(flow(1), flow(2))
 	fmt.Printf("\nThroughput through the gate: %.2f × direct; bar: ≥ %.1f × — %s.\n", worst, flowBar, verdict(worst >= flowBar))
