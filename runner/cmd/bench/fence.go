@@ -131,7 +131,11 @@ func fenceStarts(ctx context.Context, bin string, n int) error {
 			*to = b
 		}
 	}
+	began := time.Now()
 	for round := range n + 3 {
+		if round > 10 && time.Since(began) > 2*rowTime {
+			break
+		}
 		for i, v := range startVariants {
 			p := &pairs[i]
 			if err := p.withSpare.once(ctx, p.spare, v.list); err != nil {
@@ -204,7 +208,11 @@ func fenceCalls(ctx context.Context, bin string, n int) error {
 		ways = append(ways, func(int) error { return inSandbox(ctx, box, what) })
 	}
 	took := make([][]time.Duration, len(ways))
+	began := time.Now()
 	for round := range 10*n + 20 {
+		if round > 100 && time.Since(began) > rowTime {
+			break
+		}
 		for i, way := range ways {
 			d, err := together(1, 1, way)
 			if err != nil {
