@@ -26,9 +26,10 @@ func main() {
 	n := flag.Int("n", 300, "measured operations of each kind")
 	callers := flag.String("callers", "1,8,32", "numbers of callers at once")
 	sequential := flag.Int("sequential", 1000, "calls in a row for the leak check")
+	only := flag.String("only", "", "calls, or fence: one half of it")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, *n, *callers, *sequential)
+	err := all(ctx, *only, *n, *callers, *sequential)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -36,11 +37,27 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, n int, callers string, sequential int) error {
+func all(ctx context.Context, only string, n int, callers string, sequential int) error {
 	bin, err := filepath.Abs(filepath.Dir(os.Args[0]))
 	if err != nil {
 		return err
 	}
+	fmt.Printf("%d cores, %s, %s\n", runtime.NumCPU(), runtime.Version(), time.Now().Format(time.DateOnly))
+	if only != "fence" {
+		if err := calls(ctx, bin, n, callers, sequential); err != nil {
+			return err
+		}
+	}
+	if only != "calls" {
+		return fenceCosts(ctx, bin, min(n, fenceRounds))
+	}
+	return nil
+}
+
+const fenceRounds = 40
+
+// calls compares calls, bare and in sandboxes, alone and over the whole path.
+func calls(ctx context.Context, bin string, n int, callers string, sequential int) error {
 	backend, stop, err := newBackend(bin)
 	if err != nil {
 		return err
@@ -67,7 +84,6 @@ func run(ctx context.Context, n int, callers string, sequential int) error {
 		paths = append(paths, pg)
 	}
 
-	fmt.Printf("%d cores, %s, %s\n", runtime.NumCPU(), runtime.Version(), time.Now().Format(time.DateOnly))
 	python, err := interpreter()
 	if err != nil {
 		return err
@@ -125,6 +141,10 @@ func header(paths []*daemons) string {
 	return b.String()
 }
 
+// rowTime is about the most that one row of a table may take, so that all of
+// it ends within six minutes on a busy machine too.
+const rowTime = 20 * time.Second
+
 // compare measures every way to run what, turn by turn.
 func compare(ctx context.Context, what work, n, callers int, local sandbox.Sandbox, paths []*daemons) error {
 	ways := []func(worker int) error{
@@ -142,12 +162,16 @@ func compare(ctx context.Context, what work, n, callers int, local sandbox.Sandb
 	took := make([][]time.Duration, len(ways))
 	var flushed []time.Duration
 	const rounds = 10
+	began := time.Now()
 	for round := range rounds + 1 {
 		d, err := flushes(max(n/rounds/10, 1))
 		if err != nil {
 			return err
 		}
 		flushed = append(flushed, d...)
+		if round > 3 && time.Since(began) > rowTime {
+			break // a machine that does much else
+		}
 		for i, way := range ways {
 			d, err := together(callers, max(n/rounds, callers), way)
 			if err != nil {

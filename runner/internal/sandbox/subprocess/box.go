@@ -119,6 +119,9 @@ func (x *box) make(ctx context.Context) error {
 	if err := cmp.Or(x.b.at("launch"), x.launch(ids)); err != nil {
 		return err
 	}
+	if err := x.b.at("hello"); err != nil {
+		return err
+	}
 	// Only a running init has the threads that must stay out of the pids cgroup.
 	if err := x.answer(ctx); err != nil {
 		return err

@@ -106,7 +106,7 @@ func (b *Backend) holdings() holdings {
 	h.fds = len(fds)
 	files, _ := os.ReadDir(filepath.Join(b.cfg.DataDir, "sandboxes"))
 	h.files = len(files)
-	for _, pattern := range []string{"/sys/fs/cgroup/*/bigwave/%s/*/", "/sys/fs/cgroup/bigwave/%s/*/"} {
+	for _, pattern := range []string{"/sys/fs/cgroup/*/bigwave/%s/*/cgroup.procs", "/sys/fs/cgroup/bigwave/%s/*/cgroup.procs"} {
 		groups, _ := filepath.Glob(fmt.Sprintf(pattern, ownCgroup(b.cfg)))
 		h.groups += len(groups)
 	}

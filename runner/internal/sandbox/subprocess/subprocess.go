@@ -65,6 +65,11 @@ const (
 	idsPerSandbox  = 65536
 	userID         = 1000 // of user code, inside, when root
 	closeTimeout   = 5 * time.Second
+	closesAtOnce   = 16
+
+	// refillAfter is when the next spare is made: on few cores it would slow the
+	// first call of the sandbox that took the last one.
+	refillAfter = 20 * time.Millisecond
 )
 
 // Backend implements sandbox.Backend.
@@ -87,6 +92,7 @@ type Backend struct {
 
 	mu      sync.Mutex
 	closed  bool
+	closing chan struct{}
 	slots   map[int]bool
 	boxes   map[*box]bool
 	spares  []*box
@@ -121,8 +127,10 @@ func New(cfg Config) (*Backend, error) {
 		root:  os.Geteuid() == 0,
 		run:   strings.ToLower(rand.Text()[:8]),
 		space: spaceOf,
-		slots: map[int]bool{},
-		boxes: map[*box]bool{},
+
+		closing: make(chan struct{}),
+		slots:   map[int]bool{},
+		boxes:   map[*box]bool{},
 	}
 	var err error
 	cfg.Egress.Log = cmp.Or(cfg.Egress.Log, b.log)
@@ -342,7 +350,13 @@ func (b *Backend) fill() {
 		return
 	}
 	b.refill = true
-	b.filling.Go(b.fillUp)
+	b.filling.Go(func() {
+		select {
+		case <-time.After(refillAfter):
+		case <-b.closing:
+		}
+		b.fillUp()
+	})
 }
 
 func (b *Backend) fillUp() {
@@ -398,6 +412,7 @@ func (b *Backend) Close(ctx context.Context) error {
 		return nil
 	}
 	b.closed = true
+	close(b.closing)
 	b.mu.Unlock()
 	b.filling.Wait() // a spare in the making sees closed and goes away
 
@@ -409,8 +424,13 @@ func (b *Backend) Close(ctx context.Context) error {
 	b.mu.Unlock()
 	errs := make([]error, len(boxes))
 	var wait sync.WaitGroup
+	turns := make(chan struct{}, closesAtOnce) // each has little time, once it is its turn
 	for i, x := range boxes {
-		wait.Go(func() { errs[i] = x.Close(ctx) })
+		turns <- struct{}{}
+		wait.Go(func() {
+			errs[i] = x.Close(ctx)
+			<-turns
+		})
 	}
 	wait.Wait()
 	b.working.Wait() // what Close left to be removed

@@ -25,6 +25,7 @@ cd /sys/fs/cgroup; echo "+cpu +memory +pids" > cgroup.subtree_control
 mkdir user; echo "+cpu +memory +pids" > user/cgroup.subtree_control
 mkdir user/svc; chown 12345 user/svc user/svc/cgroup.procs user/svc/cgroup.subtree_control
 cd /tmp
+python3 -c 'import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sH22x", b"lo", 0x41))' # lo up
 bash -c '%[4]s exec "$@"' bash %[5]s /tmp/subprocess.test -test.short -test.v -test.run '%[3]s'
 echo "RC=$?"
 poweroff -f
