@@ -69,7 +69,7 @@ const (
 
 	// refillAfter is when the next spare is made: on few cores it would slow the
 	// first call of the sandbox that took the last one.
-	refillAfter = 20 * time.Millisecond
+	refillAfter = 5 * time.Millisecond
 )
 
 // Backend implements sandbox.Backend.
