@@ -133,7 +133,7 @@ func fenceStarts(ctx context.Context, bin string, n int) error {
 	}
 	began := time.Now()
 	for round := range n + 3 {
-		if round > 10 && time.Since(began) > 2*rowTime {
+		if round > 10 && time.Since(began) > 3*rowTime {
 			break
 		}
 		for i, v := range startVariants {
@@ -210,7 +210,7 @@ func fenceCalls(ctx context.Context, bin string, n int) error {
 	took := make([][]time.Duration, len(ways))
 	began := time.Now()
 	for round := range 10*n + 20 {
-		if round > 100 && time.Since(began) > rowTime {
+		if round > 100 && time.Since(began) > 2*rowTime {
 			break
 		}
 		for i, way := range ways {

@@ -66,10 +66,11 @@ const (
 	userID         = 1000 // of user code, inside, when root
 	closeTimeout   = 5 * time.Second
 	closesAtOnce   = 16
+	prepareTimeout = 30 * time.Second // of a spare; Start has its caller's
 
 	// refillAfter is when the next spare is made: on few cores it would slow the
 	// first call of the sandbox that took the last one.
-	refillAfter = 20 * time.Millisecond
+	refillAfter = 5 * time.Millisecond
 )
 
 // Backend implements sandbox.Backend.
@@ -361,7 +362,9 @@ func (b *Backend) fill() {
 
 func (b *Backend) fillUp() {
 	for {
-		x, err := b.prepare(context.Background())
+		ctx, cancel := context.WithTimeout(context.Background(), prepareTimeout)
+		x, err := b.prepare(ctx)
+		cancel()
 		b.mu.Lock()
 		if err != nil || b.closed {
 			b.refill = false
