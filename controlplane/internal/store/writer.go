@@ -85,63 +85,51 @@ func (w *writer) drop() {
 	w.conn, w.stmts = nil, nil
 }
 
-// stmt is the prepared form of query; nil with an error when it can't be.
-func (w *writer) stmt(ctx context.Context, query string) (*sqlx.Stmt, error) {
-	if s := w.stmts[query]; s != nil {
-		return s, nil
+// stmt is the prepared form of query, nil when there is none: then it runs as
+// it is, and tells the error if that is why. What is prepared is kept, since
+// to close it would pull it from under rows that are still read.
+func (w *writer) stmt(ctx context.Context, query string) *sqlx.Stmt {
+	if s := w.stmts[query]; s != nil || len(w.stmts) >= maxPrepared {
+		return s
 	}
 	s, err := w.conn.PreparexContext(ctx, query)
-	if err == nil && len(w.stmts) < maxPrepared {
-		w.stmts[query] = s
+	if err != nil {
+		return nil
 	}
-	return s, err
-}
-
-// forget closes a statement that stmt did not keep.
-func (w *writer) forget(query string, s *sqlx.Stmt) {
-	if w.stmts[query] != s {
-		_ = s.Close()
-	}
+	w.stmts[query] = s
+	return s
 }
 
 // QueryContext implements statements, as the next three do.
 func (w *writer) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	s, err := w.stmt(ctx, query)
-	if err != nil {
-		return nil, err
+	if s := w.stmt(ctx, query); s != nil {
+		return s.QueryContext(ctx, args...)
 	}
-	defer w.forget(query, s)
-	return s.QueryContext(ctx, args...)
+	return w.conn.QueryContext(ctx, query, args...)
 }
 
 // QueryxContext is QueryContext with sqlx's rows.
 func (w *writer) QueryxContext(ctx context.Context, query string, args ...any) (*sqlx.Rows, error) {
-	s, err := w.stmt(ctx, query)
-	if err != nil {
-		return nil, err
+	if s := w.stmt(ctx, query); s != nil {
+		return s.QueryxContext(ctx, args...)
 	}
-	defer w.forget(query, s)
-	return s.QueryxContext(ctx, args...)
+	return w.conn.QueryxContext(ctx, query, args...)
 }
 
 // QueryRowxContext is QueryxContext for one row.
 func (w *writer) QueryRowxContext(ctx context.Context, query string, args ...any) *sqlx.Row {
-	s, err := w.stmt(ctx, query)
-	if err != nil {
-		return w.conn.QueryRowxContext(ctx, query, args...) // tells the error
+	if s := w.stmt(ctx, query); s != nil {
+		return s.QueryRowxContext(ctx, args...)
 	}
-	defer w.forget(query, s)
-	return s.QueryRowxContext(ctx, args...)
+	return w.conn.QueryRowxContext(ctx, query, args...)
 }
 
 // ExecContext runs a statement without rows.
 func (w *writer) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	s, err := w.stmt(ctx, query)
-	if err != nil {
-		return nil, err
+	if s := w.stmt(ctx, query); s != nil {
+		return s.ExecContext(ctx, args...)
 	}
-	defer w.forget(query, s)
-	return s.ExecContext(ctx, args...)
+	return w.conn.ExecContext(ctx, query, args...)
 }
 
 // close waits for the transaction that is open and closes the connection.
