@@ -45,6 +45,9 @@ func endpoint(entry string) (string, error) {
 
 // split cuts an entry at its port.
 func split(entry string) (host, port string, err error) {
+	if strings.Contains(entry, "://") {
+		return "", "", fmt.Errorf("%.80q is a URL; write host:port", entry)
+	}
 	i := strings.LastIndexByte(entry, ':')
 	if i < 0 || strings.HasSuffix(entry, "]") {
 		return "", "", fmt.Errorf("%q has no port; write host:port", entry)
@@ -132,6 +135,7 @@ var special = []netip.Prefix{
 	netip.MustParsePrefix("2001::/32"),
 	netip.MustParsePrefix("2002::/16"),
 	netip.MustParsePrefix("fd00:ec2::254/128"), // metadata again
+	netip.MustParsePrefix("fd00::/64"),         // with 198.18.0.0/15, what stands for names inside sandboxes
 	netip.MustParsePrefix("fe80::/10"),
 	netip.MustParsePrefix("fec0::/10"),
 	netip.MustParsePrefix("ff00::/8"),

@@ -100,13 +100,19 @@ func TestEndpoints(t *testing.T) {
 	}
 	for _, in := range []string{
 		"", "*", "*:443", "*.com:443", "*.com", "*.co.uk:443", "*.github.io:443", "*.*.example.com:443", "a.*.com:443", "*example.com:443", "**.example.com:443", "*.:443", "*.8.8.8.8:443", "*.localhost:443",
-		"0.0.0.0/0", "0.0.0.0/0:443", "0.0.0.0:443", "128.0.0.0/1:443", "127.0.0.1:5432", "127.1.2.3:80", "127.0.0.0/8:80", "[::1]:4222", "[::]:80", "[::/0]:80", "[::ffff:127.0.0.1]:80", "[::ffff:8.8.8.8]:80", "[64:ff9b::7f00:1]:80", "[2002:7f00:1::]:80", "[fe80::1]:80", "[fe80::1%eth0]:80", "[ff02::1]:80", "169.254.169.254:80", "169.254.0.0/16:80", "224.0.0.1:80", "255.255.255.255:80", "240.0.0.1:1", "100.100.100.200:80", "198.18.0.1:80",
+		"0.0.0.0/0", "0.0.0.0/0:443", "0.0.0.0:443", "128.0.0.0/1:443", "127.0.0.1:5432", "127.1.2.3:80", "127.0.0.0/8:80", "[::1]:4222", "[::]:80", "[::/0]:80", "[::ffff:127.0.0.1]:80", "[::ffff:8.8.8.8]:80", "[64:ff9b::7f00:1]:80", "[2002:7f00:1::]:80", "[fe80::1]:80", "[fe80::1%eth0]:80", "[ff02::1]:80", "169.254.169.254:80", "169.254.0.0/16:80", "224.0.0.1:80", "255.255.255.255:80", "240.0.0.1:1", "100.100.100.200:80", "198.18.0.1:80", "[fd00::1]:80",
 		"metadata.google.internal:80", "METADATA.google.internal.:80", "localhost:80", "a.localhost:80", "2130706433:80", "0x7f.1:80", "0x7f000001:80", "127.1:443", "0177.0.0.1:80", "1.2.3:80", "１２７.0.0.1:80", "10.1.2.3/8:80", "10.0.0.0/33:80", "1.2.3.4.5:80",
 		"example.com", "example.com:", ":443", "example.com:0", "example.com:99999", "example.com:65536", "example.com:-1", "example.com:+443", "example.com:0443", "example.com:４４３", "example.com:443x", "example.com:443/path", "example.com:http", "https://example.com:443", "https://example.com", "user@evil:443", "evil.com#.ok.com:443", "ok.com\x00.evil:443", "ok.com%00:443", "a b.com:443", " example.com:443", "example.com:443 ", "example.com:443\n", "exa_mple.com:443", "-a.com:443", "a-.com:443", "a..com:443", ".com:443", "..:443", strings.Repeat("a", 64) + ".com:443", strings.Repeat("a.", 127) + "com:443", "xn--:443", "xn--a:443", "a\u202eb.com:443", "\u200bok.com:443", "2001:db8::1:443", "[2001:db8::1]", "[example.com]:443", "[:443", "]:443", "[]:443", "[1.2.3.4]:443", "a/b:443", "example.com/24:443",
 	} {
 		if got, err := endpoint(in); err == nil {
 			t.Errorf("%.60q was accepted as %q", in, got)
 		}
+	}
+}
+
+func TestAURLIsCalledOne(t *testing.T) {
+	if _, err := endpoint("https://example.com:443"); err == nil || !strings.Contains(err.Error(), "is a URL; write host:port") {
+		t.Errorf("got %v", err)
 	}
 }
 
