@@ -67,7 +67,7 @@ func (g *Gate) Denials(mark uint64) []Denial {
 	if g.filter != nil {
 		refused, err := g.filter.denied()
 		if err != nil {
-			g.fence.log.Error("refused connections could not be read", "err", err)
+			g.fence.log.Error("refused connections could not be read", "error", err)
 		}
 		for _, to := range refused {
 			g.deny(KindConnect, g.label(to), "not in network_allowlist")

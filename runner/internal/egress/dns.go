@@ -127,7 +127,7 @@ func (g *Gate) name(name string, ports []uint16) (uint32, error) {
 		return number, nil
 	}
 	if err := g.filter.allow(endpoints(number, ports)); err != nil {
-		g.fence.log.Error("a name could not be let through", "err", err)
+		g.fence.log.Error("a name could not be let through", "error", err)
 		return 0, errors.New("the name could not be let through")
 	}
 	return number, nil

@@ -152,7 +152,7 @@ func (g *Gate) openFilter(f *os.File) {
 		}
 		socket.close()
 	}
-	g.fence.log.Debug("no nf_tables in a sandbox", "err", err)
+	g.fence.log.Debug("no nf_tables in a sandbox", "error", err)
 }
 
 // openLink makes addresses local. With a filter that is every address, so that

@@ -25,7 +25,7 @@ func (r *refusal) Error() string { return r.reason }
 func (g *Gate) serve(client *net.TCPConn, t target) error {
 	host, err := g.dial(t)
 	if err != nil {
-		g.fence.log.Debug("no connection for a sandbox", "target", t.String(), "err", err)
+		g.fence.log.Debug("no connection for a sandbox", "target", t.String(), "error", err)
 		return err
 	}
 	defer host.Close()
