@@ -17,7 +17,7 @@ controlplane='' runner='' work=''
 # control plane. A second signal ends open calls at once.
 finish() {
 	trap 'kill -TERM $runner 2>/dev/null || true' INT TERM
-	if [[ -n $runner ]]; then echo 'Stopping; open calls have up to 30 s, a second Ctrl-C ends them.' >&2; fi
+	if [[ -n $runner ]]; then echo "Stopping; open calls have up to ${BIGWAVE_GRACE:-30s}, a second Ctrl-C ends them." >&2; fi
 	for pid in $work $runner $controlplane; do
 		kill -TERM "$pid" 2>/dev/null || true
 		while kill -0 "$pid" 2>/dev/null; do wait "$pid" 2>/dev/null || true; done
