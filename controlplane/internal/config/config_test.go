@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -177,5 +178,19 @@ func TestEverySettingIsDescribed(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		seen[s.Name] = true
+	}
+}
+
+// TestTheReadmeSaysTheSame compares with the table in README.md.
+func TestTheReadmeSaysTheSame(t *testing.T) {
+	readme, err := os.ReadFile("../../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range Settings() {
+		row := fmt.Sprintf("| `%s` | %s | %s | %s |\n", s.Name, cmp.Or(s.Default, "none"), s.Allowed, s.Doc)
+		if !strings.Contains(string(readme), row) {
+			t.Errorf("README.md lacks: %s", row)
+		}
 	}
 }

@@ -1,6 +1,9 @@
 package config
 
 import (
+	"cmp"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -78,6 +81,20 @@ func TestEverySettingIsDocumented(t *testing.T) {
 	for _, s := range Settings() {
 		if s.Name == settings.Prefix || s.Allowed == "" || s.Doc == "" {
 			t.Errorf("incomplete: %+v", s)
+		}
+	}
+}
+
+// TestTheReadmeSaysTheSame compares with the table in README.md.
+func TestTheReadmeSaysTheSame(t *testing.T) {
+	readme, err := os.ReadFile("../../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range Settings() {
+		row := fmt.Sprintf("| `%s` | %s | %s | %s |\n", s.Name, cmp.Or(s.Default, "none"), s.Allowed, s.Doc)
+		if !strings.Contains(string(readme), row) {
+			t.Errorf("README.md lacks: %s", row)
 		}
 	}
 }
