@@ -136,11 +136,22 @@ func (s *Service) reportUnstarted(ses *session, err error) {
 		s.report(ses.held, wire.Report{Kind: wire.SessionEnded, Failure: &why.session})
 		return
 	}
+	if refused(err) {
+		s.Log.Info("sandbox refused", "session", ses.held.Session, "why", err)
+		s.report(ses.held, wire.Report{Kind: wire.SessionFailed, Failure: startFailure(err)})
+		return
+	}
 	s.mu.Lock()
 	s.failures++
 	s.mu.Unlock()
 	s.Log.Error("sandbox could not be made", "session", ses.held.Session, "error", err)
 	s.report(ses.held, wire.Report{Kind: wire.SessionFailed, Failure: startFailure(err)})
+}
+
+// refused reports whether a start failed by what was asked for, and not here.
+func refused(err error) bool {
+	se, ok := errors.AsType[*sandbox.StartError](err)
+	return ok && se.Code == string(fault.PolicyUnenforceable)
 }
 
 // startFailure shows a StartError's public part and hides any other error.

@@ -1,7 +1,6 @@
 package subprocess
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -116,7 +115,10 @@ func (x *box) make(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := cmp.Or(x.b.at("launch"), x.launch(ids)); err != nil {
+	if err := x.b.at("launch"); err != nil {
+		return err
+	}
+	if err := x.launch(ids); err != nil {
 		return err
 	}
 	if err := x.b.at("hello"); err != nil {
@@ -134,13 +136,19 @@ func (x *box) make(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := cmp.Or(x.b.at("layout"), x.sendLayout(mount, ids)); err != nil {
+	if err := x.b.at("layout"); err != nil {
+		return err
+	}
+	if err := x.sendLayout(mount, ids); err != nil {
 		return err
 	}
 	if err := x.answer(ctx); err != nil {
 		return err
 	}
-	return cmp.Or(x.b.at("spare"), x.firstSpare(ctx))
+	if err := x.b.at("spare"); err != nil {
+		return err
+	}
+	return x.firstSpare(ctx)
 }
 
 // launch starts the init in its namespaces. It waits for its layout.
@@ -298,7 +306,10 @@ func (x *box) begin(ctx context.Context, spec sandbox.Spec) error {
 		// The init's threads and the supervisors have the same uid.
 		tmp.Rlimits.Processes, again = uint64(p.PIDsLimit)+initTasks, true
 	}
-	if err := cmp.Or(x.b.at("limits"), x.control.send(inside.AppendLimits(nil, tmp), fds...)); err != nil {
+	if err := x.b.at("limits"); err != nil {
+		return err
+	}
+	if err := x.control.send(inside.AppendLimits(nil, tmp), fds...); err != nil {
 		return err
 	}
 	x.mu.Lock()
@@ -319,7 +330,10 @@ func (x *box) begin(ctx context.Context, spec sandbox.Spec) error {
 	if err := x.answer(ctx); err != nil {
 		return err
 	}
-	return cmp.Or(x.b.at("gate"), x.openGate(ctx, x.b.fence, p.NetworkAllowlist))
+	if err := x.b.at("gate"); err != nil {
+		return err
+	}
+	return x.openGate(ctx, x.b.fence, p.NetworkAllowlist)
 }
 
 // initTasks is how many tasks of ours count under an RLIMIT_NPROC: the init's
