@@ -41,6 +41,8 @@ type rlimit struct {
 const (
 	rlimitNproc   = 6
 	rlimitMemlock = 8
+	rlimitPending = 11
+	rlimitQueues  = 12
 	rlimitNice    = 13
 	rlimitRtprio  = 14
 )
@@ -64,6 +66,8 @@ func prepareStub(l inside.Layout) {
 	add(syscall.RLIMIT_CORE, 0)
 	add(syscall.RLIMIT_NOFILE, 4096)
 	add(rlimitMemlock, 64<<10)
+	add(rlimitPending, 1024) // signals and timers; a host has so many for each of its users
+	add(rlimitQueues, 128<<10)
 	add(rlimitNice, 0)
 	add(rlimitRtprio, 0)
 	addressSpace = syscall.Rlimit{Cur: l.Limits.AddressSpace, Max: l.Limits.AddressSpace}

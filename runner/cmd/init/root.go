@@ -14,6 +14,10 @@ import (
 // the one chosen does not matter, since the old root goes afterwards.
 const buildAt = "/usr"
 
+// maxInotify is how many inotify instances a sandbox may have; a host gives
+// each of its users 128.
+const maxInotify = "32"
+
 // makeRoot builds what l says, enters it and lets go of the host's root.
 func makeRoot(l inside.Layout, fds []int) inside.Trouble {
 	mounts, trouble := openBinds(l, fds)
@@ -43,6 +47,11 @@ func makeRoot(l inside.Layout, fds []int) inside.Trouble {
 	// again, over that one at least; it can't make one.
 	if err := os.WriteFile(buildAt+"/proc/sys/user/max_user_namespaces", []byte("0"), 0); err != nil {
 		return failed("forbid further user namespaces", err)
+	}
+	// Each counts for whoever made the namespace too, and other sandboxes may
+	// be of the same.
+	if err := os.WriteFile(buildAt+"/proc/sys/user/max_inotify_instances", []byte(maxInotify), 0); err != nil && !os.IsNotExist(err) {
+		return failed("bound inotify instances", err)
 	}
 	if err := enterRoot(); err != nil {
 		return failed("pivot the root", err)

@@ -24,9 +24,8 @@ var allowed = words(`
 
 	poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_wait epoll_wait_old
 	epoll_pwait epoll_pwait2 eventfd eventfd2 signalfd signalfd4 timerfd_create timerfd_settime timerfd_gettime
-	io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents
 
-	bind listen accept accept4 connect shutdown getsockname getpeername getsockopt setsockopt
+	bind listen accept accept4 connect shutdown getsockname getpeername getsockopt
 	sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg
 
 	mmap munmap mremap mprotect madvise msync mincore brk mlock mlock2 mlockall munlock munlockall
@@ -58,8 +57,10 @@ var allowed = words(`
 
 // absent are calls that have an older one to fall back to, and whose
 // arguments can't be looked at since they lie in memory, or that programs ask
-// for at every start to see whether this kernel has them.
+// for at every start to see whether this kernel has them, or whose requests
+// come out of one number for the whole host (fs.aio-max-nr).
 var absent = words(`
+	io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents
 	clone3 io_uring_setup io_uring_enter io_uring_register userfaultfd memfd_secret
 	statmount listmount setxattrat getxattrat listxattrat removexattrat
 `)
@@ -71,6 +72,7 @@ var examined = map[string][]bpf.Instruction{
 	"clone":       clone,
 	"socket":      socket,
 	"socketpair":  socketPair,
+	"setsockopt":  setSocketOption,
 	"ioctl":       ioctl,
 	"personality": personality,
 }
@@ -120,6 +122,21 @@ var socketPair = []bpf.Instruction{
 	equal(syscall.AF_UNIX, 1, 0),
 	deny(syscall.EAFNOSUPPORT),
 	answer(retAllow),
+}
+
+// setSocketOption refuses filters: they are compiled into memory that no
+// limit of a sandbox counts, and when the host has no more of it no program can
+// take on a system call filter, ours included.
+var setSocketOption = []bpf.Instruction{
+	argument(1),
+	equal(syscall.SOL_SOCKET, 0, 5),
+	argument(2),
+	equal(syscall.SO_ATTACH_FILTER, 4, 0),
+	equal(0x32, 3, 0), // SO_ATTACH_BPF
+	equal(0x33, 2, 0), // SO_ATTACH_REUSEPORT_CBPF
+	equal(0x34, 1, 0), // SO_ATTACH_REUSEPORT_EBPF
+	answer(retAllow),
+	deny(syscall.EPERM),
 }
 
 // ioctl refuses what types into a terminal or changes how it works.

@@ -89,7 +89,7 @@ func TestRefused(t *testing.T) {
 		swapon swapoff reboot acct quotactl quotactl_fd open_by_handle_at name_to_handle_at lookup_dcookie fanotify_init fanotify_mark
 		syslog sethostname setdomainname settimeofday clock_settime iopl ioperm modify_ldt ptrace process_vm_readv process_vm_writev
 		process_madvise kcmp pidfd_getfd userfaultfd io_uring_setup io_uring_enter io_uring_register clone3 move_pages migrate_pages
-		uselib ustat sysfs vhangup _sysctl nfsservctl mbind set_mempolicy`)
+		io_setup io_submit uselib ustat sysfs vhangup _sysctl nfsservctl mbind set_mempolicy`)
 	for goarch, info := range machines {
 		vm := machine(t, goarch)
 		for _, name := range names {
@@ -159,6 +159,13 @@ func TestArguments(t *testing.T) {
 		{"socket", []uint32{0, 1, 0}, family},
 		{"socketpair", []uint32{syscall.AF_UNIX, syscall.SOCK_STREAM, 0}, retAllow},
 		{"socketpair", []uint32{syscall.AF_TIPC, syscall.SOCK_STREAM, 0}, family},
+		{"setsockopt", []uint32{0, syscall.SOL_SOCKET, syscall.SO_REUSEADDR}, retAllow},
+		{"setsockopt", []uint32{0, syscall.SOL_SOCKET, 0x2f}, retAllow},
+		{"setsockopt", []uint32{0, syscall.IPPROTO_IPV6, syscall.SO_ATTACH_FILTER}, retAllow}, // IPV6_V6ONLY
+		{"setsockopt", []uint32{0, syscall.SOL_SOCKET, syscall.SO_ATTACH_FILTER}, eperm},
+		{"setsockopt", []uint32{0, syscall.SOL_SOCKET, 50}, eperm}, // SO_ATTACH_BPF
+		{"setsockopt", []uint32{0, syscall.SOL_SOCKET, 51}, eperm}, // SO_ATTACH_REUSEPORT_CBPF
+		{"setsockopt", []uint32{0, syscall.SOL_SOCKET, 52}, eperm}, // SO_ATTACH_REUSEPORT_EBPF
 		{"ioctl", []uint32{0, syscall.TCGETS}, retAllow},
 		{"ioctl", []uint32{0, syscall.TIOCSTI}, eperm},
 		{"ioctl", []uint32{0, syscall.TIOCSETD}, eperm},

@@ -46,6 +46,7 @@ func Hostile(t *testing.T, make func(t *testing.T) sandbox.Backend) {
 	} {
 		t.Run(group.name, func(t *testing.T) { group.run(t, s) })
 	}
+	t.Run("HostsNumbers", func(t *testing.T) { testHostsNumbers(t, b) })
 	t.Run("LeftBehind", func(t *testing.T) { testLeftBehind(t, b) })
 	if err := b.Close(context.Background()); err != nil {
 		t.Errorf("Close: %v", err)

@@ -20,6 +20,7 @@ const bomb = "f() { f & f & sleep 60; }; f"
 func testLimits(t *testing.T, b sandbox.Backend) {
 	t.Run("memory", func(t *testing.T) { testMemory(t, b) })
 	t.Run("pids", func(t *testing.T) { testPIDs(t, b) })
+	t.Run("sockets do not get around the memory limit", func(t *testing.T) { testSocketMemory(t, b) })
 	t.Run("usage", func(t *testing.T) { testUsage(t, b) })
 	t.Run("tmpfs does not get around the memory limit", func(t *testing.T) {
 		s := Start(t, b, func(p *sandbox.Policy) { p.MemoryMB = 64 })

@@ -180,12 +180,20 @@ func (x *box) launch(ids ids) error {
 	}
 	// By descriptor, since its ids may not lead it to the file. The program
 	// is number 4 in the child.
-	x.process, err = os.StartProcess("/proc/self/fd/4", []string{"bigwave-init"}, &os.ProcAttr{
-		Dir:   "/",
-		Env:   []string{"GOMAXPROCS=1"},
-		Files: []*os.File{null, null, os.Stderr, theirs.File, x.b.init},
-		Sys:   attr,
-	})
+	start := func() (err error) {
+		x.process, err = os.StartProcess("/proc/self/fd/4", []string{"bigwave-init"}, &os.ProcAttr{
+			Dir:   "/",
+			Env:   []string{"GOMAXPROCS=1"},
+			Files: []*os.File{null, null, os.Stderr, theirs.File, x.b.init},
+			Sys:   attr,
+		})
+		return err
+	}
+	if x.b.root {
+		err = asOwner(ids.first, start)
+	} else {
+		err = start()
+	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("start the init: %w", err), ours.Close())
 	}

@@ -1,0 +1,128 @@
+package sandboxtest
+
+import (
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bigwave/bigwave/runner/internal/sandbox"
+)
+
+// takeAll holds as many inotify instances, queued signals and asynchronous
+// requests as it gets, says how many, and keeps them for a while.
+const takeAll = `
+import signal, time
+def many(number, *args):
+    n = 0
+    while n < 200000 and LIBC.syscall(ctypes.c_long(number), *args) >= 0:
+        n += 1
+    return n
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+LIBC.sigqueue.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+queued = 0
+while queued < 200000 and LIBC.sigqueue(os.getpid(), 40, None) == 0:
+    queued += 1
+print("inotify", many(N["inotify_init1"], 0), "signals", queued, flush=True)
+rings = 0
+while rings < 1000 and LIBC.syscall(ctypes.c_long(N["io_setup"]), 1000, ctypes.byref(ctypes.c_ulong(0))) == 0:
+    rings += 1
+print("rings", rings, flush=True)
+time.sleep(2)
+print("probed")
+`
+
+// testHostsNumbers has several sandboxes take all that they can of what the
+// kernel counts by user, or once for the host, and meanwhile looks whether the
+// host still gets some of it.
+func testHostsNumbers(t *testing.T, b sandbox.Backend) {
+	var wait sync.WaitGroup
+	for range 6 {
+		s := Start(t, b)
+		wait.Go(func() {
+			got := probe(t, s, takeAll)
+			if !strings.Contains(got, "rings 0\n") {
+				t.Errorf("asynchronous requests are the host's: %s", got)
+			}
+			t.Log(strings.ReplaceAll(got, "\n", " "))
+		})
+	}
+	done := make(chan struct{})
+	go func() { wait.Wait(); close(done) }()
+	for {
+		select {
+		case <-done:
+			return
+		case <-time.After(20 * time.Millisecond):
+			if os.Geteuid() == 0 && !hostHasInotify(t) || !hostHasTimers(t) {
+				<-done
+				return
+			}
+		}
+	}
+}
+
+// hostHasInotify fails the test, once, if the host has no instance left for
+// this user. An ordinary user's sandboxes are that user's.
+func hostHasInotify(t *testing.T) bool {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		t.Errorf("the host has no inotify instance left: %v", err)
+		return false
+	}
+	_ = unix.Close(fd)
+	return true
+}
+
+func hostHasTimers(t *testing.T) bool {
+	var id int32
+	if _, _, errno := unix.Syscall(unix.SYS_TIMER_CREATE, unix.CLOCK_MONOTONIC, 0, uintptr(unsafe.Pointer(&id))); errno != 0 {
+		t.Errorf("the host has no timer left: %v", errno)
+		return false
+	}
+	_, _, _ = unix.Syscall(unix.SYS_TIMER_DELETE, uintptr(id), 0, 0)
+	return true
+}
+
+// testSocketMemory fills sockets: what waits in them is memory of the sandbox.
+func testSocketMemory(t *testing.T, b sandbox.Backend) {
+	s := Start(t, b, func(p *sandbox.Policy) { p.MemoryMB = 64 })
+	if weak(s, "memory_mb") {
+		t.Skip("weak here")
+	}
+	r := Exec(t, s, within(60*time.Second, Python(`
+import socket
+l = socket.socket()
+l.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+l.bind(("127.0.0.1", 0))
+l.listen()
+keep, total, piece = [], 0, b"x" * (1 << 18)
+for _ in range(100):
+    c = socket.socket()
+    c.settimeout(5)
+    try:
+        c.connect(l.getsockname())
+    except OSError:
+        break
+    a, _ = l.accept()
+    keep += [a, c]
+    c.setblocking(False)
+    try:
+        while True:
+            total += c.send(piece)
+    except BlockingIOError:
+        pass
+    if total > 2 * 64 << 20:
+        print("more than twice the limit waits in sockets")
+        break
+`)))
+	if r.Stdout != "" {
+		t.Errorf("got %q, %q", r.Stdout, r.Stderr)
+	}
+	mustExit(t, Exec(t, s, Bash("true")), 0)
+}
