@@ -164,7 +164,26 @@ func resize(l inside.Limits) inside.Trouble {
 			return failed("size "+t.path, err)
 		}
 	}
+	boundIPC(l.ShmBytes)
 	return inside.Trouble{}
+}
+
+// boundIPC gives System V's shared memory the size of /dev/shm, and its queues
+// and semaphores small numbers: they outlive the calls that made them, and
+// where there is no memory cgroup nothing else counts them. Older kernels let
+// only the host's root say so.
+func boundIPC(bytes uint64) {
+	if bytes == 0 {
+		return
+	}
+	const page = 4096
+	for _, s := range []struct{ name, value string }{
+		{"shmall", strconv.FormatUint(bytes/page, 10)},
+		{"msgmni", "64"},
+		{"sem", "250 16000 32 64"}, // in a set, in all, at once, sets
+	} {
+		_ = os.WriteFile("/proc/sys/kernel/"+s.name, []byte(s.value), 0)
+	}
 }
 
 // loopbackUp lets programs of the sandbox talk to each other on 127.0.0.1.

@@ -42,6 +42,7 @@ func Hostile(t *testing.T, make func(t *testing.T) sandbox.Backend) {
 		{"SetUserID", testSetUserID},
 		{"SpecialFiles", testSpecialFiles},
 		{"Score", testScore},
+		{"SystemV", testSystemV},
 		{"Ordinary", testOrdinary},
 	} {
 		t.Run(group.name, func(t *testing.T) { group.run(t, s) })

@@ -2,6 +2,7 @@ package sandboxtest
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -74,6 +75,26 @@ func testOffers(t *testing.T, b sandbox.Backend, d Disks) {
 	})
 	t.Run("a part", func(t *testing.T) { testPart(t, b) })
 	t.Run("writable", func(t *testing.T) { testWritable(t, b, d) })
+	t.Run("more than fit", func(t *testing.T) {
+		var many []string
+		for i := range 200 {
+			name := fmt.Sprintf("/many%03d", i)
+			many = append(many, "/data"+name)
+			if err := os.MkdirAll(d.ReadOnly+name, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		policy := Policy()
+		allow(many...)(&policy)
+		s, err := b.Start(t.Context(), sandbox.Spec{ID: "many", Policy: policy})
+		if err == nil {
+			_ = s.Close(t.Context())
+		}
+		if e, ok := errors.AsType[*sandbox.StartError](err); !ok || e.Code != "policy_unenforceable" || e.Field != "fs_allowlist" {
+			t.Errorf("200 mounts: got %v", err)
+		}
+		mustExit(t, Exec(t, Start(t, b, allow(many[:64]...)), Bash("test -d "+many[63])), 0)
+	})
 	t.Run("what is not there", func(t *testing.T) {
 		for _, path := range []string{
 			"/data2", "/dat", "/data/none", "/data/proj/f", "/data/link", "/data/proj/other", "/data/proj/../project2", "/data/", "/etc", "/", "/DATA", "/shared2",

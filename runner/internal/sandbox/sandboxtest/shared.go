@@ -126,3 +126,25 @@ for _ in range(100):
 	}
 	mustExit(t, Exec(t, s, Bash("true")), 0)
 }
+
+// testSystemV makes memory that outlives the process that made it, where
+// perhaps no cgroup counts it.
+func testSystemV(t *testing.T, s sandbox.Sandbox) {
+	got := probe(t, s, `
+held, ids = 0, []
+while held < 512:
+    i = LIBC.syscall(ctypes.c_long(N["shmget"]), 0, ctypes.c_long(16 << 20), 0o1600)
+    if i < 0:
+        break
+    ids.append(i)
+    held += 16
+for i in ids:
+    LIBC.syscall(ctypes.c_long(N["shmctl"]), i, 0, None)
+if held > 64:
+    print(held, "MiB")
+print("probed")
+`)
+	if got != "" {
+		t.Errorf("System V's shared memory may be larger than /dev/shm: %s", got)
+	}
+}

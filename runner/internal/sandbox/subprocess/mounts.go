@@ -142,6 +142,9 @@ func (b *Backend) wishes(allowlist []string) ([]wish, error) {
 			return nil, noMount("this runner offers no mount for %s in fs_allowlist", p)
 		}
 		sub := strings.TrimPrefix(strings.TrimPrefix(p, b.offers[i].Path), "/")
+		if len(found) == inside.MaxFDs {
+			return nil, noMount("this runner makes at most %d mounts, and %s in fs_allowlist is one more", inside.MaxFDs, p)
+		}
 		found = append(found, wish{i, cmp.Or(sub, "."), p})
 	}
 	return found, nil
