@@ -16,7 +16,7 @@ var allowed = words(`
 	stat lstat fstat newfstatat statx statfs fstatfs readlink readlinkat getdents getdents64 getcwd chdir fchdir
 	rename renameat renameat2 link linkat symlink symlinkat unlink unlinkat mkdir mkdirat rmdir
 	mknod mknodat chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat
-	truncate ftruncate fallocate fadvise64 readahead sync syncfs fsync fdatasync sync_file_range cachestat
+	truncate ftruncate fallocate fadvise64 readahead fsync fdatasync sync_file_range cachestat
 	utime utimes futimesat utimensat
 	setxattr lsetxattr fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
 	removexattr lremovexattr fremovexattr
@@ -64,6 +64,11 @@ var absent = words(`
 	clone3 io_uring_setup io_uring_enter io_uring_register userfaultfd memfd_secret
 	statmount listmount setxattrat getxattrat listxattrat removexattrat
 `)
+
+// idle are calls that succeed and do nothing: they would write out what the
+// host and every other sandbox have in memory. What a sandbox has goes with the
+// host's end anyway, and a single file can still be written out.
+var idle = words(`sync syncfs`)
 
 func words(s string) []string { return strings.Fields(s) }
 

@@ -109,6 +109,11 @@ func ranges(numbers map[string]int) []span {
 			verdicts[number] = refuse(syscall.ENOSYS)
 		}
 	}
+	for _, name := range idle {
+		if number, ok := numbers[name]; ok {
+			verdicts[number] = refuse(0)
+		}
+	}
 	for name, code := range examined {
 		if number, ok := numbers[name]; ok {
 			verdicts[number] = verdict{code: code}

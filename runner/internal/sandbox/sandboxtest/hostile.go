@@ -43,6 +43,7 @@ func Hostile(t *testing.T, make func(t *testing.T) sandbox.Backend) {
 		{"SpecialFiles", testSpecialFiles},
 		{"Score", testScore},
 		{"SystemV", testSystemV},
+		{"Sync", testSync},
 		{"Ordinary", testOrdinary},
 	} {
 		t.Run(group.name, func(t *testing.T) { group.run(t, s) })

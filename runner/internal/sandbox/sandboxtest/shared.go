@@ -148,3 +148,25 @@ print("probed")
 		t.Errorf("System V's shared memory may be larger than /dev/shm: %s", got)
 	}
 }
+
+// testSync asks that all of the host's file systems be written out, far more
+// often than any host could do it in the time, and sees that one file still can.
+func testSync(t *testing.T, s sandbox.Sandbox) {
+	got := probe(t, s, `
+import time
+usr, begin = os.open("/usr", os.O_RDONLY), time.monotonic()
+for _ in range(20000):
+    if time.monotonic() - begin > 15:
+        print("each is carried out")
+        break
+    LIBC.sync()
+    LIBC.syncfs(usr)
+f = os.open("/workspace/synced", os.O_WRONLY | os.O_CREAT)
+os.write(f, b"x")
+os.fsync(f)
+print("probed")
+`)
+	if got != "" {
+		t.Error(got)
+	}
+}
