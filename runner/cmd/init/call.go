@@ -97,8 +97,6 @@ func setUp() {
 		must(inside.FailDescriptors, errno)
 	}
 	_, _, _ = syscall.RawSyscall(syscall.SYS_CLOSE, null, 0, 0)
-	_, _, errno = syscall.RawSyscall(syscall.SYS_CHDIR, ptr(workspacePath), 0, 0)
-	must(inside.FailWorkspace, errno)
 	_, _, _ = syscall.RawSyscall(syscall.SYS_UMASK, 0o022, 0, 0)
 	_, _, _ = syscall.RawSyscall(syscall.SYS_SETSID, 0, 0, 0)
 	setScore()
@@ -109,8 +107,20 @@ func setUp() {
 		must(inside.FailLimits, errno)
 	}
 	dropPrivileges()
+	enterWorkspace()
 	resetSignals()
 	fence()
+}
+
+// enterWorkspace needs the user's rights, and gives them back to the user when
+// an earlier call has taken them away.
+func enterWorkspace() {
+	_, _, errno := syscall.RawSyscall(syscall.SYS_CHDIR, ptr(workspacePath), 0, 0)
+	if errno == syscall.EACCES {
+		_, _, _ = syscall.RawSyscall(syscall.SYS_FCHMODAT, fd(atFDCWD), ptr(workspacePath), 0o755)
+		_, _, errno = syscall.RawSyscall(syscall.SYS_CHDIR, ptr(workspacePath), 0, 0)
+	}
+	must(inside.FailWorkspace, errno)
 }
 
 // setScore makes the user's process the one that the kernel ends when memory

@@ -159,6 +159,17 @@ func testFiles(t *testing.T, b sandbox.Backend) {
 		refused(t, write("locked", "y"), false, "EACCES")
 		refused(t, write("shut/x", "y"), false, "EACCES")
 	})
+	t.Run("a workspace without permissions", func(t *testing.T) {
+		s := Start(t, b)
+		for _, mode := range []string{"000", "600", "444"} {
+			mustExit(t, Exec(t, s, Bash("chmod "+mode+" /workspace")), 0)
+			Exec(t, s, Bash("true")) // may have been waiting since before
+			mustExit(t, Exec(t, s, Bash("pwd && echo x > f && cat f")), 0)
+			if r := Exec(t, s, write("/workspace/dir/g", "x")); r.File == nil || r.File.Errno != "" {
+				t.Errorf("%s: got %+v, %+v", mode, r.Exit, r.File)
+			}
+		}
+	})
 	t.Run("a directory swapped for a link all the time", func(t *testing.T) {
 		output(t, s, "mkdir -p swap/real; echo -n safe > swap/real/passwd")
 		stop := make(chan Result, 1)
