@@ -53,6 +53,7 @@ func makeRoot(l inside.Layout, fds []int) inside.Trouble {
 	if err := os.WriteFile(buildAt+"/proc/sys/user/max_inotify_instances", []byte(maxInotify), 0); err != nil && !os.IsNotExist(err) {
 		return failed("bound inotify instances", err)
 	}
+	boundIPC()
 	if err := enterRoot(); err != nil {
 		return failed("pivot the root", err)
 	}
@@ -164,25 +165,20 @@ func resize(l inside.Limits) inside.Trouble {
 			return failed("size "+t.path, err)
 		}
 	}
-	boundIPC(l.ShmBytes)
 	return inside.Trouble{}
 }
 
-// boundIPC gives System V's shared memory the size of /dev/shm, and its queues
-// and semaphores small numbers: they outlive the calls that made them, and
-// where there is no memory cgroup nothing else counts them. Older kernels let
-// only the host's root say so.
-func boundIPC(bytes uint64) {
-	if bytes == 0 {
-		return
-	}
-	const page = 4096
+// boundIPC gives System V's shared memory the size that /dev/shm has at most,
+// and its queues and semaphores small numbers: they outlive the calls that made
+// them, and where there is no memory cgroup nothing else counts them. Older
+// kernels let only the host's root say so.
+func boundIPC() {
 	for _, s := range []struct{ name, value string }{
-		{"shmall", strconv.FormatUint(bytes/page, 10)},
+		{"shmall", strconv.Itoa(64 << 20 / 4096)},
 		{"msgmni", "64"},
 		{"sem", "250 16000 32 64"}, // in a set, in all, at once, sets
 	} {
-		_ = os.WriteFile("/proc/sys/kernel/"+s.name, []byte(s.value), 0)
+		_ = os.WriteFile(buildAt+"/proc/sys/kernel/"+s.name, []byte(s.value), 0)
 	}
 }
 

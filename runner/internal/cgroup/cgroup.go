@@ -95,8 +95,17 @@ func (m *Manager) findLegacy(c Controller, mount, name string) {
 		m.reasons[c] = "its hierarchy is not writable"
 		return
 	}
+	if c == Memory {
+		// The kernel patches itself when the first group counts sockets and
+		// when the last one ends, which takes milliseconds: this one stays.
+		_ = write(filepath.Join(dir, socketLimit), "-1")
+	}
 	m.parents[c] = dir
 }
+
+// socketLimit is v1's limit of what waits in sockets, which counts apart and
+// only in groups that have one.
+const socketLimit = "memory.kmem.tcp.limit_in_bytes"
 
 // findUnified takes the root for root, and else the process's own cgroup when
 // that was delegated to the user.

@@ -204,9 +204,8 @@ func (g *Group) Set(l Limits) error {
 		g.swapOff(filepath.Join(g.dirs[Memory], "memory.swap.max"), "0")
 	case l.MemoryBytes > 0:
 		set(Memory, "memory.limit_in_bytes", bytes)
-		// v1 counts what waits in sockets apart, and only once that has a limit.
 		if dir := g.dirs[Memory]; dir != "" {
-			_ = write(filepath.Join(dir, "memory.kmem.tcp.limit_in_bytes"), strconv.FormatInt(l.MemoryBytes/4, 10))
+			_ = write(filepath.Join(dir, socketLimit), strconv.FormatInt(l.MemoryBytes/4, 10))
 		}
 		g.swapOff(filepath.Join(g.dirs[Memory], "memory.memsw.limit_in_bytes"), bytes)
 	}
