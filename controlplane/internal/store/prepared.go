@@ -84,7 +84,7 @@ func (p *prepared) forget(err error) bool {
 	return len(old) > 0
 }
 
-// transaction is a sqlx.Tx that uses what is prepared and notes what is not.
+// transaction finds what is prepared for a sqlx.Tx and notes what is not.
 type transaction struct {
 	*sqlx.Tx
 	prepared *prepared
@@ -100,34 +100,41 @@ func (t *transaction) stmt(ctx context.Context, query string) *sqlx.Stmt {
 	return t.StmtxContext(ctx, s)
 }
 
+// preparing runs queries in their prepared form, and as they are where there
+// is none.
+type preparing struct {
+	plain statements
+	stmt  func(ctx context.Context, query string) *sqlx.Stmt // nil: there is none
+}
+
 // QueryContext implements statements, as the next three do.
-func (t *transaction) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	if s := t.stmt(ctx, query); s != nil {
+func (p preparing) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	if s := p.stmt(ctx, query); s != nil {
 		return s.QueryContext(ctx, args...)
 	}
-	return t.Tx.QueryContext(ctx, query, args...)
+	return p.plain.QueryContext(ctx, query, args...)
 }
 
 // QueryxContext is QueryContext with sqlx's rows.
-func (t *transaction) QueryxContext(ctx context.Context, query string, args ...any) (*sqlx.Rows, error) {
-	if s := t.stmt(ctx, query); s != nil {
+func (p preparing) QueryxContext(ctx context.Context, query string, args ...any) (*sqlx.Rows, error) {
+	if s := p.stmt(ctx, query); s != nil {
 		return s.QueryxContext(ctx, args...)
 	}
-	return t.Tx.QueryxContext(ctx, query, args...)
+	return p.plain.QueryxContext(ctx, query, args...)
 }
 
 // QueryRowxContext is QueryxContext for one row.
-func (t *transaction) QueryRowxContext(ctx context.Context, query string, args ...any) *sqlx.Row {
-	if s := t.stmt(ctx, query); s != nil {
+func (p preparing) QueryRowxContext(ctx context.Context, query string, args ...any) *sqlx.Row {
+	if s := p.stmt(ctx, query); s != nil {
 		return s.QueryRowxContext(ctx, args...)
 	}
-	return t.Tx.QueryRowxContext(ctx, query, args...)
+	return p.plain.QueryRowxContext(ctx, query, args...)
 }
 
 // ExecContext runs a statement without rows.
-func (t *transaction) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	if s := t.stmt(ctx, query); s != nil {
+func (p preparing) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	if s := p.stmt(ctx, query); s != nil {
 		return s.ExecContext(ctx, args...)
 	}
-	return t.Tx.ExecContext(ctx, query, args...)
+	return p.plain.ExecContext(ctx, query, args...)
 }

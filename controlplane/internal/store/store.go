@@ -331,7 +331,7 @@ func (db *DB) once(ctx context.Context, work func(context.Context, statements) e
 	}
 	defer begun.Rollback() // nothing to do after the commit
 	tx := &transaction{Tx: begun, prepared: &db.prepared}
-	if err := work(ctx, tx); err != nil {
+	if err := work(ctx, preparing{tx.Tx, tx.stmt}); err != nil {
 		return false, err
 	}
 	if err := tx.Commit(); err != nil {

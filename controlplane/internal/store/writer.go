@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"database/sql"
 
 	"github.com/jmoiron/sqlx"
 )
@@ -45,20 +44,21 @@ func (w *writer) once(ctx context.Context, db *sqlx.DB, work func(context.Contex
 		}
 		w.stmts = map[string]*sqlx.Stmt{}
 	}
-	if _, err := w.ExecContext(ctx, "BEGIN IMMEDIATE"); err != nil {
+	tx := preparing{w.conn, w.stmt}
+	if _, err := tx.ExecContext(ctx, "BEGIN IMMEDIATE"); err != nil {
 		w.drop()
 		return false, err
 	}
 	open := true
 	defer func() {
 		if open {
-			w.rollback(ctx)
+			w.rollback(ctx, tx)
 		}
 	}()
-	if err := work(ctx, w); err != nil {
+	if err := work(ctx, tx); err != nil {
 		return false, err
 	}
-	if _, err := w.ExecContext(ctx, "COMMIT"); err != nil {
+	if _, err := tx.ExecContext(ctx, "COMMIT"); err != nil {
 		return true, err
 	}
 	open = false
@@ -66,8 +66,8 @@ func (w *writer) once(ctx context.Context, db *sqlx.DB, work func(context.Contex
 }
 
 // rollback undoes what is open; a connection that can't is of no use any more.
-func (w *writer) rollback(ctx context.Context) {
-	if _, err := w.ExecContext(ctx, "ROLLBACK"); err != nil {
+func (w *writer) rollback(ctx context.Context, tx statements) {
+	if _, err := tx.ExecContext(ctx, "ROLLBACK"); err != nil {
 		w.drop()
 	}
 }
@@ -98,38 +98,6 @@ func (w *writer) stmt(ctx context.Context, query string) *sqlx.Stmt {
 	}
 	w.stmts[query] = s
 	return s
-}
-
-// QueryContext implements statements, as the next three do.
-func (w *writer) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	if s := w.stmt(ctx, query); s != nil {
-		return s.QueryContext(ctx, args...)
-	}
-	return w.conn.QueryContext(ctx, query, args...)
-}
-
-// QueryxContext is QueryContext with sqlx's rows.
-func (w *writer) QueryxContext(ctx context.Context, query string, args ...any) (*sqlx.Rows, error) {
-	if s := w.stmt(ctx, query); s != nil {
-		return s.QueryxContext(ctx, args...)
-	}
-	return w.conn.QueryxContext(ctx, query, args...)
-}
-
-// QueryRowxContext is QueryxContext for one row.
-func (w *writer) QueryRowxContext(ctx context.Context, query string, args ...any) *sqlx.Row {
-	if s := w.stmt(ctx, query); s != nil {
-		return s.QueryRowxContext(ctx, args...)
-	}
-	return w.conn.QueryRowxContext(ctx, query, args...)
-}
-
-// ExecContext runs a statement without rows.
-func (w *writer) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	if s := w.stmt(ctx, query); s != nil {
-		return s.ExecContext(ctx, args...)
-	}
-	return w.conn.ExecContext(ctx, query, args...)
 }
 
 // close waits for the transaction that is open and closes the connection.
