@@ -138,13 +138,12 @@ func (s *Service) reportUnstarted(ses *session, err error) {
 	}
 	if refused(err) {
 		s.Log.Info("sandbox refused", "session", ses.held.Session, "why", err)
-		s.report(ses.held, wire.Report{Kind: wire.SessionFailed, Failure: startFailure(err)})
-		return
+	} else {
+		s.mu.Lock()
+		s.failures++
+		s.mu.Unlock()
+		s.Log.Error("sandbox could not be made", "session", ses.held.Session, "error", err)
 	}
-	s.mu.Lock()
-	s.failures++
-	s.mu.Unlock()
-	s.Log.Error("sandbox could not be made", "session", ses.held.Session, "error", err)
 	s.report(ses.held, wire.Report{Kind: wire.SessionFailed, Failure: startFailure(err)})
 }
 

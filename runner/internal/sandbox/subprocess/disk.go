@@ -1,7 +1,6 @@
 package subprocess
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -141,11 +140,13 @@ func (d *disks) make(name string, owner int, at func(step string) error) (mount 
 	if mount, err = mountExt4(loop.node.Name()); err != nil {
 		return -1, fmt.Errorf("mount the workspace's image: %w", err)
 	}
-	err = cmp.Or(
-		at("own"),
-		unix.Fchownat(mount, "", owner, owner, unix.AT_EMPTY_PATH),
-		unix.Unlinkat(mount, "lost+found", unix.AT_REMOVEDIR),
-	)
+	err = at("own")
+	if err == nil {
+		err = unix.Fchownat(mount, "", owner, owner, unix.AT_EMPTY_PATH)
+	}
+	if err == nil {
+		err = unix.Unlinkat(mount, "lost+found", unix.AT_REMOVEDIR)
+	}
 	if err != nil {
 		return -1, errors.Join(fmt.Errorf("hand over the workspace: %w", err), unix.Close(mount))
 	}
@@ -158,7 +159,7 @@ func (d *disks) image() (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the workspace's image: %w", err)
 	}
-	if err := cmp.Or(os.Remove(f.Name()), f.Truncate(d.bytes)); err != nil {
+	if err := errors.Join(os.Remove(f.Name()), f.Truncate(d.bytes)); err != nil {
 		return nil, errors.Join(fmt.Errorf("make the workspace's image: %w", err), f.Close())
 	}
 	return f, nil
