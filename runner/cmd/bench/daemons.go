@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
+	"github.com/bigwave/bigwave/runner/internal/sandbox/box"
 	"github.com/bigwave/bigwave/runner/internal/sandbox/subprocess"
 	"github.com/bigwave/bigwave/shared/bus"
 )
@@ -46,7 +47,8 @@ func newBackend(bin string) (sandbox.Backend, func(), error) {
 		return nil, nil, err
 	}
 	b, err := subprocess.New(subprocess.Config{
-		DataDir: dir, RunnerID: "bench", InitPath: filepath.Join(bin, "bigwave-init"),
+		Config:   box.Config{DataDir: dir, RunnerID: "bench"},
+		InitPath: filepath.Join(bin, "bigwave-init"),
 	})
 	if err != nil {
 		return nil, nil, err

@@ -15,6 +15,7 @@ import (
 
 	"github.com/bigwave/bigwave/runner/internal/egress"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
+	"github.com/bigwave/bigwave/runner/internal/sandbox/box"
 	"github.com/bigwave/bigwave/runner/internal/sandbox/subprocess"
 )
 
@@ -71,14 +72,14 @@ var startVariants = []variant{
 }
 
 // fenceBackend is one for measuring, with what removes it.
-func fenceBackend(bin string, spares int, without []string, way egress.Config) (*subprocess.Backend, func(), error) {
+func fenceBackend(bin string, spares int, without []string, way egress.Config) (*box.Backend, func(), error) {
 	dir, err := os.MkdirTemp("", "bigwave-bench-")
 	if err != nil {
 		return nil, nil, err
 	}
 	b, err := subprocess.New(subprocess.Config{
-		DataDir: dir, RunnerID: "bench", InitPath: filepath.Join(bin, "bigwave-init"),
-		Spares: spares, Without: without, Egress: way,
+		Config:   box.Config{DataDir: dir, RunnerID: "bench", Spares: spares, Without: without, Egress: way},
+		InitPath: filepath.Join(bin, "bigwave-init"),
 	})
 	if err != nil {
 		return nil, nil, errors.Join(err, os.RemoveAll(dir))
@@ -95,16 +96,16 @@ func fenceSpec(list []string) sandbox.Spec {
 // started are the times of one way to start.
 type started struct{ start, first []time.Duration }
 
-func (s *started) once(ctx context.Context, b *subprocess.Backend, list []string) error {
+func (s *started) once(ctx context.Context, b *box.Backend, list []string) error {
 	b.Settle() // the spare is ready, or there is none in the making
 	began := time.Now()
-	box, err := b.Start(ctx, fenceSpec(list))
+	x, err := b.Start(ctx, fenceSpec(list))
 	if err != nil {
 		return err
 	}
-	defer box.Close(context.WithoutCancel(ctx))
+	defer x.Close(context.WithoutCancel(ctx))
 	took := time.Since(began)
-	if err := inSandbox(ctx, box, work{name: "true", program: "bash", script: "true"}); err != nil {
+	if err := inSandbox(ctx, x, work{name: "true", program: "bash", script: "true"}); err != nil {
 		return err
 	}
 	s.start, s.first = append(s.start, took), append(s.first, time.Since(began))
@@ -114,12 +115,12 @@ func (s *started) once(ctx context.Context, b *subprocess.Backend, list []string
 // fenceStarts takes turns between the variants, each with and without a spare.
 func fenceStarts(ctx context.Context, bin string, n int) error {
 	type pair struct {
-		spare, none     *subprocess.Backend
+		spare, none     *box.Backend
 		withSpare, asIs started
 	}
 	pairs := make([]pair, len(startVariants))
 	for i, v := range startVariants {
-		for spares, to := range map[int]**subprocess.Backend{1: &pairs[i].spare, -1: &pairs[i].none} {
+		for spares, to := range map[int]**box.Backend{1: &pairs[i].spare, -1: &pairs[i].none} {
 			b, remove, err := fenceBackend(bin, spares, v.without, egress.Config{})
 			if err != nil {
 				return err

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 
@@ -18,11 +17,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bigwave/bigwave/runner/internal/config"
-	"github.com/bigwave/bigwave/runner/internal/egress"
 	"github.com/bigwave/bigwave/runner/internal/execution"
 	"github.com/bigwave/bigwave/runner/internal/intake"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
-	"github.com/bigwave/bigwave/runner/internal/sandbox/subprocess"
 	"github.com/bigwave/bigwave/runner/internal/stream"
 	"github.com/bigwave/bigwave/shared/bus"
 	"github.com/bigwave/bigwave/shared/envelope"
@@ -84,7 +81,6 @@ func (d *daemon) run(stop, hurry context.Context) error {
 		Blobs:       &stream.Blobs{Conn: nc, Runner: d.cfg.RunnerID, NewID: newID},
 		Runner:      d.cfg.RunnerID,
 		Incarnation: incarnation,
-		MaxStarts:   max(4, 2*runtime.GOMAXPROCS(0)),
 		MaxCalls:    d.cfg.MaxCalls,
 		Now:         time.Now,
 		Log:         d.log,
@@ -218,41 +214,6 @@ func (d *daemon) backend(ctx context.Context) (sandbox.Backend, intake.About, er
 		about.Enforces[p.Name] = p.State
 	}
 	return backend, about, nil
-}
-
-func newBackend(cfg config.Config, dir, id string, log *slog.Logger) (sandbox.Backend, error) {
-	var mounts []subprocess.Mount
-	for _, s := range cfg.Mounts {
-		m, err := subprocess.ParseMount(s)
-		if err != nil {
-			return nil, fmt.Errorf("BIGWAVE_MOUNTS: %w", err)
-		}
-		mounts = append(mounts, m)
-	}
-	if err := egress.ParsePrivateAllow(cfg.EgressPrivateAllow); err != nil {
-		return nil, fmt.Errorf("BIGWAVE_EGRESS_PRIVATE_ALLOW: %w", err)
-	}
-	return subprocess.New(subprocess.Config{
-		DataDir:     dir,
-		RunnerID:    id,
-		InitPath:    cfg.Init,
-		Python:      cfg.Python,
-		HostImage:   cfg.HostImage,
-		AllowWeak:   cfg.AllowWeak,
-		Require:     cfg.Require,
-		WorkspaceMB: cfg.WorkspaceMB,
-		RoomOf:      cfg.RunnerDataDir,
-		Mounts:      mounts,
-		OwnFiles:    []string{cfg.DataDir, cfg.RunnerDataDir},
-		Egress: egress.Config{
-			Resolver:     cfg.EgressResolver,
-			PrivateAllow: cfg.EgressPrivateAllow,
-			Connections:  cfg.EgressConnections,
-			IdleTimeout:  cfg.EgressIdle,
-			MaxBytes:     cfg.EgressBytes,
-		},
-		Log: log,
-	})
 }
 
 func (d *daemon) close(b sandbox.Backend) {

@@ -43,6 +43,7 @@ var controllers = []Controller{Memory, PIDs, CPU}
 // methods may be called from several goroutines.
 type Manager struct {
 	version Version
+	name    string                // of the parent, below the root of each hierarchy
 	parents map[Controller]string // directory of this runner's parent
 	reasons map[Controller]string // why a controller is missing
 }
@@ -56,8 +57,8 @@ func Find(parent, runner string) (*Manager, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the mounts: %w", err)
 	}
-	m := &Manager{parents: map[Controller]string{}, reasons: map[Controller]string{}}
 	name := filepath.Join(parent, runner)
+	m := &Manager{name: name, parents: map[Controller]string{}, reasons: map[Controller]string{}}
 	if mounts.unified != "" && unifiedHas(mounts.unified) {
 		m.version = V2
 		m.findUnified(mounts.unified, name)

@@ -34,8 +34,9 @@ type Counters struct {
 type Group struct {
 	m       *Manager
 	dirs    map[Controller]string
+	name    string // below the root of a hierarchy
 	initDir string // v2: where the init is
-	calls   string // v2: where calls are
+	calls   string // v2: where calls are; v1: where the pids limit counts them
 
 	// Files that are read or written for every call stay open.
 	oom, pids, peak, pidsMax *os.File
@@ -44,7 +45,7 @@ type Group struct {
 
 // Create makes the group called name, which must be free.
 func (m *Manager) Create(name string) (*Group, error) {
-	g := &Group{m: m, dirs: map[Controller]string{}}
+	g := &Group{m: m, name: filepath.Join(m.name, name), dirs: map[Controller]string{}}
 	if err := g.create(name); err != nil {
 		err = errors.Join(err, g.Remove(context.Background()))
 		return nil, fmt.Errorf("make cgroup %s: %w", name, err)
@@ -60,8 +61,14 @@ func (g *Group) create(name string) error {
 		}
 		g.dirs[c] = dir
 	}
-	if g.m.version == V2 {
+	switch {
+	case g.m.version == V2:
 		if err := g.splitUnified(); err != nil {
+			return err
+		}
+	case g.dirs[PIDs] != "":
+		g.calls = filepath.Join(g.dirs[PIDs], "calls")
+		if err := os.Mkdir(g.calls, 0o755); err != nil {
 			return err
 		}
 	}
@@ -149,6 +156,15 @@ func descriptor(file *os.File) int {
 	return int(file.Fd())
 }
 
+// RuntimePath is where a container runtime is to put the init, as it takes it:
+// from the root of each hierarchy. Then JoinCalls.
+func (g *Group) RuntimePath() string {
+	if g.m.version == V2 {
+		return "/" + g.name + "/init"
+	}
+	return "/" + g.name
+}
+
 // Delegate lets uid clone processes from the init's cgroup into the calls'.
 func (g *Group) Delegate(uid int) error {
 	if g.m.version != V2 || uid == os.Geteuid() {
@@ -176,14 +192,28 @@ func (g *Group) Join(pid int) error {
 		if dir == "" {
 			continue
 		}
-		file := "cgroup.procs"
-		if c == PIDs {
-			file = "tasks"
-		}
-		wait.Go(func() { errs[i] = write(filepath.Join(dir, file), strconv.Itoa(pid)) })
+		wait.Go(func() {
+			if c == PIDs {
+				errs[i] = g.JoinCalls(pid)
+			} else {
+				errs[i] = write(filepath.Join(dir, "cgroup.procs"), strconv.Itoa(pid))
+			}
+		})
 	}
 	wait.Wait()
 	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("join the cgroup: %w", err)
+	}
+	return nil
+}
+
+// JoinCalls moves on v1 the first thread of a process that is in the group's
+// other cgroups to where the pids limit counts what it forks.
+func (g *Group) JoinCalls(pid int) error {
+	if g.m.version != V1 || g.calls == "" {
+		return nil
+	}
+	if err := write(filepath.Join(g.calls, "tasks"), strconv.Itoa(pid)); err != nil {
 		return fmt.Errorf("join the cgroup: %w", err)
 	}
 	return nil

@@ -48,13 +48,11 @@ type Service struct {
 	Blobs       blobs
 	Runner      string
 	Incarnation string
-	MaxStarts   int // sandboxes being made at once
 	MaxCalls    int // open calls at once
 	Now         func() time.Time
 	Log         *slog.Logger
 
 	once    sync.Once
-	starts  chan struct{}
 	work    sync.WaitGroup
 	uploads context.Context // ends when Close does not wait for uploads any more
 	giveUp  context.CancelFunc
@@ -83,7 +81,6 @@ func (r *Refused) Error() string { return r.Code + ": " + r.Reason }
 
 func (s *Service) init() {
 	s.once.Do(func() {
-		s.starts = make(chan struct{}, max(s.MaxStarts, 1))
 		s.sessions = map[wire.Held]*session{}
 		s.uploads, s.giveUp = context.WithCancel(context.Background())
 	})

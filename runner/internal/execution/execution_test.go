@@ -103,28 +103,6 @@ func TestFailedStartSaysWhyAndCounts(t *testing.T) {
 	}
 }
 
-func TestStartsAreBounded(t *testing.T) {
-	r := newRig(t)
-	r.machine.startUp = 20 * time.Millisecond
-	var over sync.WaitGroup
-	for i := range 20 {
-		over.Add(1)
-		if err := r.Start(startOrder(fmt.Sprintf("ses_%d", i), 1), over.Done); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for r.inbox.count(wire.SessionStarted, "") < 20 {
-		time.Sleep(time.Millisecond)
-	}
-	if r.machine.most > 4 {
-		t.Errorf("%d at once", r.machine.most)
-	}
-	if err := r.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
-	over.Wait()
-}
-
 func TestStopWhileStarting(t *testing.T) {
 	for range 100 {
 		r := newRig(t)
@@ -460,7 +438,7 @@ func TestCallIntoASandboxThatEndedDidNotRun(t *testing.T) {
 func BenchmarkCallAroundExec(b *testing.B) {
 	m := &machine{live: map[string]*box{}, execs: map[string]int{}, scripts: map[string]script{"hello": says("hello\n", "", 0)}}
 	in := &inbox{arrived: make(chan struct{})}
-	s := &Service{Backend: m, Reports: in, Live: in, Blobs: &shelf{}, MaxStarts: 1, MaxCalls: 8, Now: time.Now, Log: bustest.Quiet()}
+	s := &Service{Backend: m, Reports: in, Live: in, Blobs: &shelf{}, MaxCalls: 8, Now: time.Now, Log: bustest.Quiet()}
 	defer func() { _ = s.Close(context.Background()) }()
 	if err := s.Start(startOrder("ses_1", 1), func() {}); err != nil {
 		b.Fatal(err)

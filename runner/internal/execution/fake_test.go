@@ -240,7 +240,7 @@ func newRig(t *testing.T) *rig {
 	}
 	r.Service = &Service{
 		Backend: r.machine, Reports: r.inbox, Live: r.inbox, Blobs: r.shelf,
-		Runner: "r1", Incarnation: "i1", MaxStarts: 4, MaxCalls: 64, Now: time.Now, Log: bustest.Quiet(),
+		Runner: "r1", Incarnation: "i1", MaxCalls: 64, Now: time.Now, Log: bustest.Quiet(),
 	}
 	t.Cleanup(func() {
 		if err := r.Close(context.Background()); err != nil {

@@ -68,14 +68,8 @@ func (s *Service) host(ses *session) {
 	s.finish(ses, why)
 }
 
-// begin makes the sandbox when one of the few places is free.
+// begin makes the sandbox. The backend knows how many it can make at once.
 func (s *Service) begin(ses *session) (sandbox.Sandbox, error) {
-	select {
-	case s.starts <- struct{}{}:
-		defer func() { <-s.starts }()
-	case <-ses.ctx.Done():
-		return nil, context.Cause(ses.ctx)
-	}
 	box, err := s.Backend.Start(ses.ctx, spec(ses))
 	if err == nil && ses.ctx.Err() != nil { // it was stopped in the same moment
 		s.remove(ses, box)

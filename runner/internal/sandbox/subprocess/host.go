@@ -8,12 +8,9 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/bigwave/bigwave/runner/internal/inside"
+	"github.com/bigwave/bigwave/runner/internal/sandbox/box"
 )
-
-const workspace = "/workspace"
 
 // host is what the machine offers to sandboxes; looked at once.
 type host struct {
@@ -75,6 +72,10 @@ func findPython(name string) (string, []string, error) {
 	return lines[0], prefixes, nil
 }
 
+func (h host) programs() box.Programs {
+	return box.Programs{Bash: h.bash, BashErr: h.bashErr, Python: h.python, PythonErr: h.pythonErr, Path: h.searchPath()}
+}
+
 // searchPath is PATH inside: the configured Python comes first.
 func (h host) searchPath() string {
 	const usual = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -97,7 +98,7 @@ var (
 const maxCopied = 16 << 10
 
 // layout is the root of every sandbox, from parents to children.
-func (h host) layout(ids ids, tmpMB, shmMB int64, workspace inside.Step) []inside.Step {
+func (h host) layout(p box.Place) []inside.Step {
 	steps := []inside.Step{
 		{Kind: inside.StepDir, Path: "/run/empty", Mode: 0o755},
 		{Kind: inside.StepDir, Path: "/var", Mode: 0o755},
@@ -114,7 +115,7 @@ func (h host) layout(ids ids, tmpMB, shmMB int64, workspace inside.Step) []insid
 		steps = append(steps, inside.Step{Kind: inside.StepBind, Path: prefix, Data: prefix})
 	}
 	steps = append(steps, h.copied...)
-	steps = append(steps, etc(ids)...)
+	steps = append(steps, etc(p.IDs)...)
 	for _, name := range []string{"null", "zero", "full", "random", "urandom"} {
 		steps = append(steps, inside.Step{
 			Kind: inside.StepBind, Path: "/dev/" + name, Data: "/dev/" + name, File: true, Writable: true, Device: true,
@@ -124,21 +125,10 @@ func (h host) layout(ids ids, tmpMB, shmMB int64, workspace inside.Step) []insid
 		steps = append(steps, inside.Step{Kind: inside.StepLink, Path: "/dev/" + name, Data: "/proc/self/fd" + target})
 	}
 	return append(steps,
-		inside.Step{Kind: inside.StepTmpfs, Path: "/dev/shm", Data: tmpfs(shmMB)},
-		inside.Step{Kind: inside.StepTmpfs, Path: "/tmp", Data: tmpfs(tmpMB)},
-		workspace,
+		inside.Step{Kind: inside.StepTmpfs, Path: "/dev/shm", Data: tmpfs(p.ShmMB)},
+		inside.Step{Kind: inside.StepTmpfs, Path: "/tmp", Data: tmpfs(p.TmpMB)},
+		p.Workspace,
 	)
-}
-
-// workspaceStep shows the disk that the mount is; without one (-1) the
-// workspace lies in memory.
-func (b *Backend) workspaceStep(mount int, ids ids) inside.Step {
-	if mount >= 0 {
-		return inside.Step{Kind: inside.StepBind, Path: workspace, FD: mount, Writable: true}
-	}
-	mb := b.cfg.WorkspaceMB
-	options := fmt.Sprintf("mode=755,uid=%d,gid=%d,size=%dm,nr_inodes=%d", ids.user, ids.user, mb, mb<<20/bytesPerInode)
-	return inside.Step{Kind: inside.StepTmpfs, Path: workspace, Data: options}
 }
 
 // tmpfs counts files too: each costs memory even when it is empty.
@@ -167,9 +157,9 @@ func appendShown(steps []inside.Step, path string) []inside.Step {
 }
 
 // etc is the part of /etc that is made up.
-func etc(ids ids) []inside.Step {
-	user := fmt.Sprintf("sandbox:x:%d:%d:sandbox:/workspace:/bin/bash\n", ids.user, ids.user)
-	group := fmt.Sprintf("sandbox:x:%d:\n", ids.user)
+func etc(ids box.IDs) []inside.Step {
+	user := fmt.Sprintf("sandbox:x:%d:%d:sandbox:/workspace:/bin/bash\n", ids.User, ids.User)
+	group := fmt.Sprintf("sandbox:x:%d:\n", ids.User)
 	files := []struct{ path, content string }{
 		{"/etc/passwd", user + "root:x:0:0:root:/:/bin/false\nnobody:x:65534:65534:nobody:/:/bin/false\n"},
 		{"/etc/group", group + "root:x:0:\nnogroup:x:65534:\n"},
@@ -183,51 +173,4 @@ func etc(ids ids) []inside.Step {
 		steps = append(steps, inside.Step{Kind: inside.StepFile, Path: f.path, Data: f.content, Mode: 0o644})
 	}
 	return steps
-}
-
-// openMounts turns each bind among steps into a detached mount that the init
-// only has to attach: with its own ids it could not even reach some of them. A
-// bind without Data already is one; it is the caller's, who gets a copy.
-func openMounts(steps []inside.Step) (fds []int, err error) {
-	for i := range steps {
-		if steps[i].Kind != inside.StepBind {
-			continue
-		}
-		fd, err := openMount(steps[i])
-		if err != nil {
-			closeFDs(fds)
-			return nil, fmt.Errorf("open the mount of %s: %w", steps[i].Data, err)
-		}
-		steps[i].FD = len(fds)
-		fds = append(fds, fd)
-		if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, attributes(steps[i])); err != nil {
-			closeFDs(fds)
-			return nil, fmt.Errorf("restrict the mount of %s: %w", steps[i].Data, err)
-		}
-	}
-	return fds, nil
-}
-
-func openMount(s inside.Step) (int, error) {
-	if s.Data == "" {
-		return unix.FcntlInt(uintptr(s.FD), unix.F_DUPFD_CLOEXEC, 0)
-	}
-	return unix.OpenTree(unix.AT_FDCWD, s.Data, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
-}
-
-func attributes(s inside.Step) *unix.MountAttr {
-	attr := &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_RDONLY, Propagation: unix.MS_PRIVATE}
-	if s.Writable {
-		attr.Attr_set &^= unix.MOUNT_ATTR_RDONLY
-	}
-	if s.Device {
-		attr.Attr_set &^= unix.MOUNT_ATTR_NODEV
-	}
-	return attr
-}
-
-func closeFDs(fds []int) {
-	for _, fd := range fds {
-		_ = unix.Close(fd)
-	}
 }

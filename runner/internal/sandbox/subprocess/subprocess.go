@@ -1,481 +1,150 @@
 // Package subprocess is the backend that needs nothing but the kernel: each
-// sandbox is a set of namespaces and cgroups around the host's own /usr.
-//
-// As root it maps every sandbox to host ids of its own, so that user code is
-// nobody on the host. As an ordinary user there is only that user's id to map;
-// user code then has it, but no capability and no way out of its namespaces.
+// sandbox is a set of namespaces around the host's own /usr.
 package subprocess
 
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
-	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
-	"syscall"
-	"time"
 
-	"github.com/bigwave/bigwave/runner/internal/cgroup"
-	"github.com/bigwave/bigwave/runner/internal/egress"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
+	"github.com/bigwave/bigwave/runner/internal/sandbox/box"
 )
 
 // Config is what the operator decides.
 type Config struct {
-	DataDir  string // this backend's own; made if need be, one backend at a time
-	RunnerID string // names our cgroups: [a-zA-Z0-9_-]
-	InitPath string // the bigwave-init program
+	box.Config
 
-	Python       string // the interpreter; python3 from PATH if empty
-	HostImage    string // the base_image that the host's own files stand for; bigwave/sandbox-base:latest if empty
-	CgroupParent string // bigwave if empty
-	UIDBase      int    // first host id for sandboxes when root; 1879048192 if 0
-	TmpMB        int64  // most for /tmp; 256 if 0. Counts as memory, so never more than half of memory_mb
-	ShmMB        int64  // most for /dev/shm; 64 if 0
-	AllowWeak    []string
-	WorkspaceMB  int64    // size of /workspace; 1024 if 0
-	Mounts       []Mount  // what policies may ask for besides /workspace
-	OwnFiles     []string // paths that no mount may show, besides DataDir
-	Require      []string // parts of the fence that a start needs although they are optional: landlock
-	Spares       int      // sandboxes kept ready; 1 if 0, none if negative
-
-	Egress egress.Config // how sandboxes reach what their policy lists
-
-	// RoomOf is a path on the file system that must have room for a workspace,
-	// where workspaces are disks; DataDir if empty.
-	RoomOf string
-
-	// Without leaves out parts of the fence, to measure what they cost: seccomp,
-	// landlock, disk. No setting of the runner leads here, and Check misses them.
-	Without []string
-
-	Log *slog.Logger // slog.Default() if nil
+	InitPath  string // the bigwave-init program
+	Python    string // the interpreter; python3 from PATH if empty
+	HostImage string // the base_image that the host's own files stand for; bigwave/sandbox-base:latest if empty
+	UIDBase   int    // first host id for sandboxes when root; see box.SandboxIDs
 }
 
-const (
-	defaultUIDBase = 1879048192
-	idsPerSandbox  = 65536
-	userID         = 1000 // of user code, inside, when root
-	closeTimeout   = 5 * time.Second
-	closesAtOnce   = 16
-	prepareTimeout = 30 * time.Second // of a spare; Start has its caller's
-
-	// refillAfter is when the next spare is made: on few cores it would slow the
-	// first call of the sandbox that took the last one.
-	refillAfter = 5 * time.Millisecond
-)
-
-// Backend implements sandbox.Backend.
-type Backend struct {
-	cfg     Config
-	log     *slog.Logger
-	host    host
-	disks   *disks // nil: workspaces lie in memory
-	noDisks error  // why
-	offers  []offer
-	cgroups *cgroup.Manager
-	fence   *egress.Fence
-	init    *os.File
-	lock    *os.File
-	root    bool // we map ids and see every file
-
-	filter    []byte // of user code's system calls
-	filterErr error  // why there is none; then no sandbox starts
-	landlock  int    // the ABI in use; 0: none
-
-	mu      sync.Mutex
-	closed  bool
-	closing chan struct{}
-	slots   map[int]bool
-	boxes   map[*box]bool
-	spares  []*box
-	refill  bool // a goroutine is making a spare
-	made    int
-	run     string             // of this process: no name is ever one that an earlier process used
-	step    func(string) error // of a start, for tests that let it fail; nil: none
-	space   func(path string) (space, error)
-	filling sync.WaitGroup // the making of spares
-	working sync.WaitGroup // listening to inits, removing what they leave
-}
-
-var _ sandbox.Backend = (*Backend)(nil)
-
-// New takes the data directory and looks at the host. What the host lacks is
-// not an error here: Check reports it and Start refuses.
-func New(cfg Config) (*Backend, error) {
-	cfg.HostImage = cmp.Or(cfg.HostImage, "bigwave/sandbox-base:latest")
-	cfg.CgroupParent = cmp.Or(cfg.CgroupParent, "bigwave")
-	cfg.UIDBase = cmp.Or(cfg.UIDBase, defaultUIDBase)
-	cfg.TmpMB = cmp.Or(cfg.TmpMB, 256)
-	cfg.ShmMB = cmp.Or(cfg.ShmMB, 64)
-	cfg.WorkspaceMB = cmp.Or(cfg.WorkspaceMB, 1024)
-	cfg.Spares = cmp.Or(cfg.Spares, 1)
-	cfg.RoomOf = cmp.Or(cfg.RoomOf, cfg.DataDir)
-	if !plainName(cfg.RunnerID) {
-		return nil, fmt.Errorf("runner id %q must be of letters, digits, - and _", cfg.RunnerID)
+// New returns the backend; see box.New.
+func New(cfg Config) (*box.Backend, error) {
+	init, err := os.Open(cfg.InitPath)
+	if err != nil {
+		return nil, fmt.Errorf("open the init program: %w", err)
 	}
-	b := &Backend{
-		cfg:   cfg,
-		log:   cmp.Or(cfg.Log, slog.Default()),
+	m := &maker{
+		init:  init,
+		host:  lookAtHost(cfg.Python),
+		image: cmp.Or(cfg.HostImage, "bigwave/sandbox-base:latest"),
+		base:  cfg.UIDBase,
 		root:  os.Geteuid() == 0,
-		run:   strings.ToLower(rand.Text()[:8]),
-		space: spaceOf,
-
-		closing: make(chan struct{}),
-		slots:   map[int]bool{},
-		boxes:   map[*box]bool{},
 	}
-	var err error
-	cfg.Egress.Log = cmp.Or(cfg.Egress.Log, b.log)
-	if b.fence, err = egress.New(cfg.Egress); err != nil {
-		return nil, fmt.Errorf("egress: %w", err)
+	b, err := box.New(cfg.Config, m)
+	if err != nil {
+		return nil, errors.Join(err, init.Close())
 	}
-	if b.lock, err = takeDataDir(cfg.DataDir); err != nil {
-		return nil, err
-	}
-	if b.init, err = os.Open(cfg.InitPath); err != nil {
-		return nil, errors.Join(fmt.Errorf("open the init program: %w", err), b.lock.Close())
-	}
-	if b.cgroups, err = cgroup.Find(cfg.CgroupParent, ownCgroup(cfg)); err != nil {
-		return nil, errors.Join(err, b.init.Close(), b.lock.Close())
-	}
-	if b.offers, err = openOffers(cfg.Mounts, append([]string{cfg.DataDir}, cfg.OwnFiles...)...); err != nil {
-		return nil, errors.Join(err, b.init.Close(), b.lock.Close())
-	}
-	b.host = lookAtHost(cfg.Python)
-	b.lookForDisks()
-	b.filter, b.filterErr = callFilter()
-	b.landlock = landlockABI()
-	b.leaveOut(cfg.Without)
 	return b, nil
 }
 
-// leaveOut is for measuring only: see Config.Without.
-func (b *Backend) leaveOut(parts []string) {
-	for _, part := range parts {
-		switch part {
-		case "seccomp":
-			b.filter = nil
-		case "landlock":
-			b.landlock = 0
-		case "disk":
-			b.disks, b.noDisks = nil, errors.New("left out")
+// maker implements box.Maker.
+type maker struct {
+	init  *os.File
+	host  host
+	image string
+	base  int  // host id
+	root  bool // we map ids
+}
+
+func (m *maker) About() box.About {
+	return box.About{
+		Backend:       "subprocess",
+		Isolation:     "userns+mountns+pidns+netns+ipcns+utsns+cgroupns",
+		BaseImage:     "host",
+		UserNamespace: true,
+		Help:          userNamespaceHelp(),
+	}
+}
+
+func (m *maker) IDs(slot int) box.IDs {
+	if m.root {
+		return box.SandboxIDs(m.base, slot)
+	}
+	own := os.Geteuid()
+	return box.IDs{First: own, Count: 1, Host: own}
+}
+
+func (m *maker) Standard() string { return m.image }
+
+// Image knows only the one that the host stands for.
+func (m *maker) Image(_ context.Context, base string) (box.Image, error) {
+	if base != m.image {
+		return box.Image{}, &sandbox.StartError{
+			Code: "policy_unenforceable", Field: "base_image",
+			Message: fmt.Sprintf("this runner has the base_image %s, not %s", m.image, base),
 		}
 	}
+	return box.Image{Name: base}, nil
 }
 
-// Settle returns once no spare is in the making. It is for measuring, and for
-// one goroutine that calls nothing else meanwhile.
-func (b *Backend) Settle() { b.filling.Wait() }
+// Sweep finds nothing: what a sandbox has goes with its processes, which the
+// cgroups know.
+func (m *maker) Sweep(context.Context) error { return nil }
 
-// lookForDisks finds out whether workspaces can be file systems on a disk.
-func (b *Backend) lookForDisks() {
-	if !b.root {
-		b.noDisks = errors.New("only root can mount a file system")
-		return
-	}
-	if b.disks, b.noDisks = newDisks(filepath.Join(b.cfg.DataDir, "sandboxes"), b.cfg.WorkspaceMB); b.noDisks != nil {
-		b.disks = nil
-		b.log.Warn("workspaces lie in memory", "error", b.noDisks)
-	}
+func (m *maker) Close(context.Context) error { return m.init.Close() }
+
+func (m *maker) Check(context.Context) []sandbox.Piece {
+	return append([]sandbox.Piece{m.checkInit(), m.checkIDs()}, m.checkPrograms()...)
 }
 
-// at tells a test that a start has come to a step.
-func (b *Backend) at(step string) error {
-	if b.step == nil {
-		return nil
+func (m *maker) checkInit() sandbox.Piece {
+	p := sandbox.Piece{Name: "init program", State: "ok", Detail: m.init.Name(), Fatal: true}
+	info, err := m.init.Stat()
+	switch {
+	case err != nil:
+		p.State, p.Detail = "missing", err.Error()
+	case info.Mode().Perm()&0o005 != 0o005:
+		p.State = "missing"
+		p.Detail = fmt.Sprintf("%s has mode %v", m.init.Name(), info.Mode().Perm())
+		p.Means = "sandboxes run it with ids of their own: chmod 755 it"
 	}
-	return b.step(step)
+	return p
 }
 
-// ownCgroup names the cgroup of everything this backend makes. The data
-// directory is part of the name, since its lock is what makes us the owner:
-// two runners of one name on one host must not sweep each other's sandboxes.
-func ownCgroup(cfg Config) string {
-	dir, err := filepath.Abs(cfg.DataDir)
-	if err != nil {
-		dir = cfg.DataDir
+func (m *maker) checkIDs() sandbox.Piece {
+	p := sandbox.Piece{Name: "uid mapping", State: "ok"}
+	if m.root {
+		ids := m.IDs(0)
+		p.Detail = fmt.Sprintf("each sandbox has %d host ids of its own from %d on", ids.Count, ids.First)
+		return p
 	}
-	sum := sha256.Sum256([]byte(dir))
-	return cfg.RunnerID + "-" + hex.EncodeToString(sum[:4])
+	p.State = "weak"
+	p.Detail = fmt.Sprintf("user code has the runner's own host uid %d", os.Geteuid())
+	p.Means = "it has no capability and sees nothing of the host but /usr; run as root to give every sandbox ids of its own"
+	return p
 }
 
-// takeDataDir makes dir and holds its lock for as long as the file is open.
-func takeDataDir(dir string) (*os.File, error) {
-	if err := os.MkdirAll(filepath.Join(dir, "sandboxes"), 0o700); err != nil {
-		return nil, fmt.Errorf("make the data directory: %w", err)
+func (m *maker) checkPrograms() []sandbox.Piece {
+	bash := sandbox.Piece{Name: "bash", State: "ok", Detail: m.host.bash, Fatal: true}
+	if err := m.host.bashErr; err != nil {
+		bash.State, bash.Detail, bash.Means = "missing", err.Error(), "install bash"
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, "owner.lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open the owner lock: %w", err)
+	python := sandbox.Piece{Name: "python3", State: "ok", Detail: m.host.python}
+	if err := m.host.pythonErr; err != nil {
+		python.State, python.Detail = "missing", err.Error()
+		python.Means = "python_exec and Python templates fail; install python3 or name one in the settings"
 	}
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("the data directory %s belongs to another runner that is alive: %w", dir, err), lock.Close())
-	}
-	return lock, nil
+	return []sandbox.Piece{bash, python}
 }
 
-// Start implements sandbox.Backend. With a spare ready it takes about a
-// millisecond.
-func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	if err := b.enforceable(spec); err != nil {
-		return nil, err
-	}
-	x, err := b.takeSpare(ctx)
-	if err != nil {
-		return nil, startError(err)
-	}
-	if err := x.begin(ctx, spec); err != nil {
-		return nil, startError(errors.Join(err, x.Close(context.WithoutCancel(ctx))))
-	}
-	return x, nil
-}
-
-func startError(err error) error {
-	if e, ok := errors.AsType[*sandbox.StartError](err); ok {
-		return e
-	}
-	return &sandbox.StartError{Code: "start_failed", Message: "the sandbox could not be made", Cause: err}
-}
-
-// enforceable refuses a policy that this backend could not hold on this host.
-func (b *Backend) enforceable(spec sandbox.Spec) error {
-	refuse := func(field, format string, args ...any) error {
-		return &sandbox.StartError{Code: "policy_unenforceable", Field: field, Message: fmt.Sprintf(format, args...)}
-	}
-	p := spec.Policy
-	if !plainName(spec.ID) {
-		return &sandbox.StartError{Code: "start_failed", Message: fmt.Sprintf("sandbox id %q must be of letters, digits, - and _", spec.ID)}
-	}
-	if !slices.Contains(p.FSAllowlist, workspace) {
-		return refuse("fs_allowlist", "fs_allowlist must contain %s", workspace)
-	}
-	if _, err := b.wishes(p.FSAllowlist); err != nil {
-		return err
-	}
-	if p.BaseImage != b.cfg.HostImage {
-		return refuse("base_image", "this runner has the base_image %s, not %s", b.cfg.HostImage, p.BaseImage)
-	}
-	if p.MemoryMB <= 0 || p.PIDsLimit <= 0 || p.CPUShares <= 0 {
-		return &sandbox.StartError{Code: "start_failed", Message: "memory_mb, pids_limit and cpu_shares must be positive"}
-	}
-	if err := b.fenced(); err != nil {
-		return err
-	}
-	for _, c := range limits {
-		if !b.cgroups.Has(c.controller) && !b.weak(c.controller) {
-			return refuse(c.field, "this runner can't enforce %s: %s", c.field, b.cgroups.Why(c.controller))
+// userNamespaceHelp reads the switches that distributions use.
+func userNamespaceHelp() string {
+	for _, s := range []struct{ path, bad, help string }{
+		{"/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1", "AppArmor forbids user namespaces to ordinary users: run as root, or sysctl kernel.apparmor_restrict_unprivileged_userns=0, or give bigwave-runner a profile with userns"},
+		{"/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1, or run as root"},
+		{"/proc/sys/user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=10000"},
+	} {
+		content, err := os.ReadFile(s.path)
+		if err == nil && strings.TrimSpace(string(content)) == s.bad {
+			return s.help
 		}
 	}
-	if err := b.room(); err != nil {
-		return &sandbox.StartError{Code: "capacity", Message: "this runner's disk has too little room for another sandbox", Cause: err}
-	}
-	return nil
-}
-
-// limits says which controller holds which field.
-var limits = []struct {
-	controller cgroup.Controller
-	field      string
-	weak       string // how it is held without the controller
-}{
-	{cgroup.Memory, "memory_mb", "weak: RLIMIT_AS for each process"},
-	{cgroup.PIDs, "pids_limit", "weak: RLIMIT_NPROC"},
-	{cgroup.CPU, "cpu_shares", "weak: not at all"},
-}
-
-func (b *Backend) weak(c cgroup.Controller) bool {
-	return slices.Contains(b.cfg.AllowWeak, string(c))
-}
-
-// enforced is the part of Info that says how each field is held.
-func (b *Backend) enforced() map[string]string {
-	how := map[string]string{
-		"fs_allowlist":       b.filesHeldBy(),
-		"network_allowlist":  "network namespace with lo only",
-		"base_image":         "host",
-		"wall_clock_seconds": "runner's clock, pid namespace killed",
-		"workspace":          fmt.Sprintf("ext4 of %d MiB", b.cfg.WorkspaceMB),
-	}
-	if b.disks == nil {
-		how["workspace"] = fmt.Sprintf("tmpfs of %d MiB, at most half of memory_mb", b.cfg.WorkspaceMB)
-	}
-	for _, l := range limits {
-		if b.cgroups.Has(l.controller) {
-			how[l.field] = string(b.cgroups.Version())
-		} else {
-			how[l.field] = l.weak
-		}
-	}
-	return how
-}
-
-// takeSpare returns a sandbox that has no spec yet, ready or made on the spot,
-// and has the next one made.
-func (b *Backend) takeSpare(ctx context.Context) (*box, error) {
-	for {
-		b.mu.Lock()
-		if b.closed {
-			b.mu.Unlock()
-			return nil, sandbox.ErrClosed
-		}
-		if len(b.spares) == 0 {
-			b.mu.Unlock()
-			defer b.fill()
-			return b.prepare(ctx)
-		}
-		x := b.spares[0]
-		b.spares = b.spares[1:]
-		b.mu.Unlock()
-		b.fill()
-		if x.alive() {
-			return x, nil
-		}
-		_ = x.Close(context.WithoutCancel(ctx))
-	}
-}
-
-// fill makes spares in the background until there are enough.
-func (b *Backend) fill() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed || b.refill || len(b.spares) >= b.cfg.Spares {
-		return
-	}
-	b.refill = true
-	b.filling.Go(func() {
-		select {
-		case <-time.After(refillAfter):
-		case <-b.closing:
-		}
-		b.fillUp()
-	})
-}
-
-func (b *Backend) fillUp() {
-	for {
-		ctx, cancel := context.WithTimeout(context.Background(), prepareTimeout)
-		x, err := b.prepare(ctx)
-		cancel()
-		b.mu.Lock()
-		if err != nil || b.closed {
-			b.refill = false
-			b.mu.Unlock()
-			if err == nil {
-				err = x.Close(context.Background())
-			}
-			if err != nil {
-				b.log.Error("no spare sandbox", "error", err)
-			}
-			return
-		}
-		b.spares = append(b.spares, x)
-		b.refill = len(b.spares) < b.cfg.Spares
-		again := b.refill
-		b.mu.Unlock()
-		if !again {
-			return
-		}
-	}
-}
-
-// Sweep implements sandbox.Backend: the data directory is ours by its lock,
-// the cgroups by their parent's name.
-func (b *Backend) Sweep(ctx context.Context) error {
-	if err := b.cgroups.Sweep(ctx); err != nil {
-		return fmt.Errorf("sweep cgroups: %w", err)
-	}
-	dir := filepath.Join(b.cfg.DataDir, "sandboxes")
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return fmt.Errorf("sweep sandboxes: %w", err)
-	}
-	for _, entry := range entries {
-		if err := removeTree(dir, entry.Name()); err != nil {
-			return fmt.Errorf("sweep sandboxes: %w", err)
-		}
-	}
-	b.fill()
-	return nil
-}
-
-// Close ends every sandbox and gives the data directory back.
-func (b *Backend) Close(ctx context.Context) error {
-	b.mu.Lock()
-	if b.closed {
-		b.mu.Unlock()
-		return nil
-	}
-	b.closed = true
-	close(b.closing)
-	b.mu.Unlock()
-	b.filling.Wait() // a spare in the making sees closed and goes away
-
-	b.mu.Lock()
-	var boxes []*box
-	for x := range b.boxes {
-		boxes = append(boxes, x)
-	}
-	b.mu.Unlock()
-	errs := make([]error, len(boxes))
-	var wait sync.WaitGroup
-	turns := make(chan struct{}, closesAtOnce) // each has little time, once it is its turn
-	for i, x := range boxes {
-		turns <- struct{}{}
-		wait.Go(func() {
-			errs[i] = x.Close(ctx)
-			<-turns
-		})
-	}
-	wait.Wait()
-	b.working.Wait() // what Close left to be removed
-	b.cgroups.Close()
-	closeOffers(b.offers)
-	return errors.Join(errors.Join(errs...), b.init.Close(), b.lock.Close())
-}
-
-// slot reserves a range of host ids and a name that was never used before.
-func (b *Backend) slot() (int, string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	n := 0
-	for b.slots[n] {
-		n++
-	}
-	b.slots[n] = true
-	b.made++
-	return n, fmt.Sprintf("box-%s-%d", b.run, b.made)
-}
-
-func (b *Backend) freeSlot(n int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.slots, n)
-}
-
-func (b *Backend) track(x *box, live bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if live {
-		b.boxes[x] = true
-	} else {
-		delete(b.boxes, x)
-	}
-}
-
-func plainName(s string) bool {
-	for _, r := range s {
-		if (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '_' {
-			return false
-		}
-	}
-	return s != "" && len(s) <= 128
+	return "no sandbox can be made here: in a container the runner needs the right to make namespaces and an unmasked /proc; Linux 5.12 or later"
 }

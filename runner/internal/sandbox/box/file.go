@@ -1,4 +1,4 @@
-package subprocess
+package box
 
 import (
 	"fmt"

@@ -1,4 +1,4 @@
-package subprocess
+package box
 
 import (
 	"context"
@@ -97,7 +97,7 @@ func (x *box) sockets(ctx context.Context, wishes []egress.Socket) ([]*os.File, 
 			some[i] = inside.Socket(wishes[i])
 		}
 		wishes = wishes[len(some):]
-		if err := x.control.send(inside.AppendSockets(nil, some)); err != nil {
+		if err := x.guest.Control.send(inside.AppendSockets(nil, some)); err != nil {
 			return files, err
 		}
 		more, err := x.hearSockets(ctx)
@@ -134,7 +134,7 @@ func (x *box) hearSockets(ctx context.Context) ([]*os.File, error) {
 func (b *Backend) checkGate(ctx context.Context) []sandbox.Piece {
 	gate := sandbox.Piece{Name: "egress", State: "ok", Detail: "names, addresses and ranges on TCP", Fatal: true}
 	filter := sandbox.Piece{Name: "nf_tables", State: "ok", Detail: "refuses and notes what is not listed"}
-	x, err := b.prepare(ctx)
+	x, err := b.prepareStandard(ctx)
 	if err == nil {
 		err = x.openGate(ctx, b.fence, []string{"canary.invalid:443"})
 		if err == nil && !x.gate.Filtered() {

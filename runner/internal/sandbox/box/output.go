@@ -1,4 +1,4 @@
-package subprocess
+package box
 
 import (
 	"errors"
@@ -38,8 +38,7 @@ func (x *box) newFiles(request, body []byte) (*files, error) {
 	err := f.open(request, body)
 	if err == nil && x.b.root {
 		// Or a program could not open its own /dev/stdout.
-		user := x.b.ids(x.slot)
-		err = errors.Join(syscall.Fchown(f.out.write, user.first+user.user, -1), syscall.Fchown(f.err.write, user.first+user.user, -1))
+		err = errors.Join(syscall.Fchown(f.out.write, x.ids.Host, -1), syscall.Fchown(f.err.write, x.ids.Host, -1))
 	}
 	if err != nil {
 		f.close()

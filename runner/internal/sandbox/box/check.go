@@ -1,9 +1,8 @@
-package subprocess
+package box
 
 import (
 	"context"
 	"fmt"
-	"os"
 	"strings"
 
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
@@ -12,41 +11,15 @@ import (
 // Check implements sandbox.Backend. It tries the real thing: a sandbox is
 // started and a program in it says what it may do.
 func (b *Backend) Check(ctx context.Context) sandbox.Report {
-	r := sandbox.Report{Backend: "subprocess"}
-	r.Pieces = append(r.Pieces, b.checkInit(), b.checkIDs(), b.checkDisk(), b.checkRoom())
-	r.Pieces = append(r.Pieces, b.checkPrograms()...)
+	r := sandbox.Report{Backend: b.maker.About().Backend}
+	r.Pieces = append(r.Pieces, b.maker.Check(ctx)...)
+	r.Pieces = append(r.Pieces, b.checkDisk(), b.checkRoom())
 	r.Pieces = append(r.Pieces, b.checkLimits()...)
 	r.Pieces = append(r.Pieces, b.checkFilter(), b.checkLandlock())
 	r.Pieces = append(r.Pieces, b.checkFence(ctx)...)
 	r.Pieces = append(r.Pieces, b.checkGate(ctx)...)
 	r.Pieces = append(r.Pieces, b.checkCanary(ctx))
 	return r
-}
-
-func (b *Backend) checkInit() sandbox.Piece {
-	p := sandbox.Piece{Name: "init program", State: "ok", Detail: b.cfg.InitPath, Fatal: true}
-	info, err := b.init.Stat()
-	switch {
-	case err != nil:
-		p.State, p.Detail = "missing", err.Error()
-	case info.Mode().Perm()&0o005 != 0o005:
-		p.State = "missing"
-		p.Detail = fmt.Sprintf("%s has mode %v", b.cfg.InitPath, info.Mode().Perm())
-		p.Means = "sandboxes run it with ids of their own: chmod 755 it"
-	}
-	return p
-}
-
-func (b *Backend) checkIDs() sandbox.Piece {
-	p := sandbox.Piece{Name: "uid mapping", State: "ok"}
-	if b.root {
-		p.Detail = fmt.Sprintf("each sandbox has %d host ids of its own from %d on", idsPerSandbox, b.cfg.UIDBase)
-		return p
-	}
-	p.State = "weak"
-	p.Detail = fmt.Sprintf("user code has the runner's own host uid %d", os.Geteuid())
-	p.Means = "it has no capability and sees nothing of the host but /usr; run as root to give every sandbox ids of its own"
-	return p
 }
 
 func (b *Backend) checkDisk() sandbox.Piece {
@@ -56,19 +29,6 @@ func (b *Backend) checkDisk() sandbox.Piece {
 		p.Means = fmt.Sprintf("workspaces lie in memory, with at most %d MiB and half of memory_mb; for disks run as root, with e2fsprogs, /dev/loop-control and loop devices", b.cfg.WorkspaceMB)
 	}
 	return p
-}
-
-func (b *Backend) checkPrograms() []sandbox.Piece {
-	bash := sandbox.Piece{Name: "bash", State: "ok", Detail: b.host.bash, Fatal: true}
-	if err := b.host.bashErr; err != nil {
-		bash.State, bash.Detail, bash.Means = "missing", err.Error(), "install bash"
-	}
-	python := sandbox.Piece{Name: "python3", State: "ok", Detail: b.host.python}
-	if err := b.host.pythonErr; err != nil {
-		python.State, python.Detail = "missing", err.Error()
-		python.Means = "python_exec and Python templates fail; install python3 or name one in the settings"
-	}
-	return []sandbox.Piece{bash, python}
 }
 
 func (b *Backend) checkLimits() []sandbox.Piece {
@@ -116,15 +76,19 @@ if : >/probe; then echo "Root rw"; else echo "Root ro"; fi 2>/dev/null
 
 // checkFence starts a sandbox and asks a program in it.
 func (b *Backend) checkFence(ctx context.Context) []sandbox.Piece {
-	p := sandbox.Piece{Name: "user namespaces", State: "ok", Detail: isolation, Fatal: true}
+	about := b.maker.About()
+	p := sandbox.Piece{Name: "sandbox", State: "ok", Detail: about.Isolation, Fatal: true}
 	facts, err := b.probe(ctx)
 	if err != nil {
 		p.State, p.Detail = "missing", err.Error()
-		p.Means = userNamespaceHelp()
+		p.Means = about.Help
 		return []sandbox.Piece{p}
 	}
 	pieces := []sandbox.Piece{p}
 	for _, f := range fence {
+		if f.key == "Userns" && !about.UserNamespace {
+			continue // the host's number; the filter refuses to make any
+		}
 		piece := sandbox.Piece{Name: f.name, State: "ok", Detail: facts[f.key], Fatal: true}
 		if facts[f.key] != f.want {
 			piece.State, piece.Means = "missing", f.means
@@ -134,8 +98,17 @@ func (b *Backend) checkFence(ctx context.Context) []sandbox.Piece {
 	return pieces
 }
 
+// prepareStandard makes a sandbox that nobody gets.
+func (b *Backend) prepareStandard(ctx context.Context) (*box, error) {
+	image, err := b.maker.Image(ctx, b.maker.Standard())
+	if err != nil {
+		return nil, err
+	}
+	return b.prepare(ctx, image)
+}
+
 func (b *Backend) probe(ctx context.Context) (map[string]string, error) {
-	x, err := b.prepare(ctx)
+	x, err := b.prepareStandard(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -154,19 +127,4 @@ func (b *Backend) probe(ctx context.Context) (map[string]string, error) {
 		facts[key] = value
 	}
 	return facts, nil
-}
-
-// userNamespaceHelp reads the switches that distributions use.
-func userNamespaceHelp() string {
-	for _, s := range []struct{ path, bad, help string }{
-		{"/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1", "AppArmor forbids user namespaces to ordinary users: run as root, or sysctl kernel.apparmor_restrict_unprivileged_userns=0, or give bigwave-runner a profile with userns"},
-		{"/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1, or run as root"},
-		{"/proc/sys/user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=10000"},
-	} {
-		content, err := os.ReadFile(s.path)
-		if err == nil && strings.TrimSpace(string(content)) == s.bad {
-			return s.help
-		}
-	}
-	return "no sandbox can be made here: in a container the runner needs the right to make namespaces and an unmasked /proc; Linux 5.12 or later"
 }

@@ -1,4 +1,4 @@
-package subprocess
+package box
 
 import (
 	"cmp"
@@ -61,7 +61,7 @@ func (x *box) Exec(ctx context.Context, p sandbox.Process) (sandbox.Exit, error)
 	if ctx.Err() != nil {
 		return sandbox.Exit{Reason: sandbox.Killed, Cause: context.Cause(ctx), Code: -1}, nil
 	}
-	request, body, refusal, err := x.b.request(p, x.roots)
+	request, body, refusal, err := x.request(p)
 	if err != nil {
 		return sandbox.Exit{}, err
 	}
@@ -242,7 +242,7 @@ func (c *call) lost(cause error) error {
 	case <-c.x.done:
 	case <-time.After(killTimeout):
 		// It can't be ended by itself; the sandbox goes as a whole.
-		_ = c.x.process.Kill()
+		_ = c.x.guest.Process.Kill()
 		<-c.x.done
 	}
 	if c.started.IsZero() {
@@ -275,7 +275,7 @@ func (c *call) order() {
 	sup := c.sup
 	c.mu.Unlock()
 	if err := c.x.kill(sup); err != nil {
-		_ = c.x.process.Kill() // an init that hears nothing
+		_ = c.x.guest.Process.Kill() // an init that hears nothing
 	}
 }
 
@@ -396,21 +396,21 @@ func blamed(v verdict) bool {
 
 // request is what the process that becomes the program has to know, and what
 // it gets on its descriptor 3. A FileResult is a refusal without asking.
-func (b *Backend) request(p sandbox.Process, roots []string) (packet, body []byte, refusal *sandbox.FileResult, err error) {
+func (x *box) request(p sandbox.Process) (packet, body []byte, refusal *sandbox.FileResult, err error) {
 	var r inside.Request
 	switch p.Program {
 	case sandbox.Bash:
-		if b.host.bashErr != nil {
-			return nil, nil, nil, b.host.bashErr
+		if err := x.guest.Programs.BashErr; err != nil {
+			return nil, nil, nil, err
 		}
-		r, body = bashRequest(b.host.bash, p)
+		r, body = bashRequest(x.guest.Programs.Bash, p)
 	case sandbox.Python:
-		if b.host.pythonErr != nil {
-			return nil, nil, nil, b.host.pythonErr
+		if err := x.guest.Programs.PythonErr; err != nil {
+			return nil, nil, nil, err
 		}
-		r, body = pythonRequest(b.host.python, p)
+		r, body = pythonRequest(x.guest.Programs.Python, p)
 	case sandbox.FileRead, sandbox.FileWrite:
-		r, body, refusal = fileRequest(p, roots)
+		r, body, refusal = fileRequest(p, x.roots)
 		if refusal != nil {
 			return nil, nil, refusal, nil
 		}
@@ -422,7 +422,7 @@ func (b *Backend) request(p sandbox.Process, roots []string) (packet, body []byt
 			return nil, nil, nil, fmt.Errorf("a script of %d bytes does not fit in an argument", len(p.Script))
 		}
 	}
-	if r.Env, err = b.environment(p.Env); err != nil {
+	if r.Env, err = x.environment(p.Env); err != nil {
 		return nil, nil, nil, err
 	}
 	return inside.AppendRequest(nil, r), body, nil, nil
@@ -432,14 +432,14 @@ func (b *Backend) request(p sandbox.Process, roots []string) (packet, body []byt
 const maxArgument = 131071
 
 // environment is a sandbox's own small one with more on top.
-func (b *Backend) environment(more map[string]string) ([]string, error) {
+func (x *box) environment(more map[string]string) ([]string, error) {
 	env := map[string]string{
-		"PATH":             b.host.searchPath(),
+		"PATH":             x.guest.Programs.Path,
 		"HOME":             workspace,
 		"PWD":              workspace,
 		"USER":             "sandbox",
 		"LOGNAME":          "sandbox",
-		"SHELL":            b.host.bash,
+		"SHELL":            x.guest.Programs.Bash,
 		"LANG":             "C.UTF-8",
 		"TMPDIR":           "/tmp",
 		"PYTHONUNBUFFERED": "1", // what a killed program printed is kept

@@ -1,4 +1,4 @@
-package subprocess
+package box
 
 import (
 	"context"
@@ -86,7 +86,7 @@ func dialed(ctx context.Context, address string) error {
 // hears reports whether a sandbox of its own gets an answer from address; with
 // a fence its list names it.
 func (b *Backend) hears(ctx context.Context, address string, fence *egress.Fence) (bool, error) {
-	x, err := b.prepare(ctx)
+	x, err := b.prepareStandard(ctx)
 	if err != nil {
 		return false, err
 	}

@@ -1,4 +1,4 @@
-package subprocess
+package box
 
 import (
 	"cmp"
@@ -10,14 +10,15 @@ import (
 	"github.com/bigwave/bigwave/runner/internal/inside"
 )
 
-// socket is the runner's end of a packet socket; reads wait in the runtime's poller.
-type socket struct {
+// Socket is the runner's end of a packet socket; reads wait in the runtime's poller.
+type Socket struct {
 	*os.File
 	fd int
 }
 
-// newSocket returns our end and theirs. Theirs is a plain blocking descriptor.
-func newSocket() (*socket, *socket, error) {
+// NewSocket returns our end and theirs, both the caller's to close. Theirs is a
+// plain blocking descriptor.
+func NewSocket() (*Socket, *Socket, error) {
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a socket pair: %w", err)
@@ -26,11 +27,18 @@ func newSocket() (*socket, *socket, error) {
 		closeFDs(fds[:])
 		return nil, nil, fmt.Errorf("make a socket pair: %w", err)
 	}
-	return &socket{os.NewFile(uintptr(fds[0]), "ours"), fds[0]}, &socket{os.NewFile(uintptr(fds[1]), "theirs"), fds[1]}, nil
+	return &Socket{os.NewFile(uintptr(fds[0]), "ours"), fds[0]}, &Socket{os.NewFile(uintptr(fds[1]), "theirs"), fds[1]}, nil
 }
 
+// OwnSocket takes over the runner's end of a connected packet socket, which
+// must not block.
+func OwnSocket(fd int) *Socket { return &Socket{os.NewFile(uintptr(fd), "ours"), fd} }
+
+// FD is the descriptor, for handing it on.
+func (s *Socket) FD() int { return s.fd }
+
 // send writes one packet. An init that takes none for seconds is as good as dead.
-func (s *socket) send(packet []byte, fds ...int) error {
+func (s *Socket) send(packet []byte, fds ...int) error {
 	raw, err := s.SyscallConn()
 	if err != nil {
 		return err
@@ -51,7 +59,7 @@ func (s *socket) send(packet []byte, fds ...int) error {
 }
 
 // receive waits for one packet; the descriptors in it are the caller's.
-func (s *socket) receive(b []byte) (int, []int, error) {
+func (s *Socket) receive(b []byte) (int, []int, error) {
 	raw, err := s.SyscallConn()
 	if err != nil {
 		return 0, nil, err

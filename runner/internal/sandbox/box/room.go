@@ -1,4 +1,4 @@
-package subprocess
+package box
 
 import (
 	"errors"
@@ -21,12 +21,12 @@ const (
 	leastFreePart = 50
 )
 
-// space is of a file system, in bytes.
-type space struct{ free, total uint64 }
+// Space is of a file system, in bytes.
+type Space struct{ Free, Total uint64 }
 
 // least is what must be free for another workspace of so many bytes.
-func (s space) least(workspace uint64) uint64 {
-	return max(leastFree, s.total/leastFreePart, workspace)
+func (s Space) least(workspace uint64) uint64 {
+	return max(leastFree, s.Total/leastFreePart, workspace)
 }
 
 // room says why there is none for another sandbox.
@@ -34,18 +34,18 @@ func (b *Backend) room() error {
 	if b.disks == nil {
 		return nil
 	}
-	s, err := b.space(b.cfg.RoomOf)
+	s, err := b.cfg.Space(b.cfg.RoomOf)
 	if err != nil {
 		return fmt.Errorf("ask how much is free in %s: %w", b.cfg.RoomOf, err)
 	}
-	if least := s.least(uint64(b.cfg.WorkspaceMB) << 20); s.free < least {
-		return fmt.Errorf("%d MiB are free in %s, less than %d MiB", s.free>>20, b.cfg.RoomOf, least>>20)
+	if least := s.least(uint64(b.cfg.WorkspaceMB) << 20); s.Free < least {
+		return fmt.Errorf("%d MiB are free in %s, less than %d MiB", s.Free>>20, b.cfg.RoomOf, least>>20)
 	}
 	return nil
 }
 
 // spaceOf asks the file system of path, or of what will hold it.
-func spaceOf(path string) (space, error) {
+func spaceOf(path string) (Space, error) {
 	var s unix.Statfs_t
 	err := unix.Statfs(path, &s)
 	for errors.Is(err, fs.ErrNotExist) && path != filepath.Dir(path) {
@@ -53,9 +53,9 @@ func spaceOf(path string) (space, error) {
 		err = unix.Statfs(path, &s)
 	}
 	if err != nil {
-		return space{}, &os.PathError{Op: "statfs", Path: path, Err: err}
+		return Space{}, &os.PathError{Op: "statfs", Path: path, Err: err}
 	}
-	return space{free: s.Bavail * uint64(s.Bsize), total: s.Blocks * uint64(s.Bsize)}, nil
+	return Space{Free: s.Bavail * uint64(s.Bsize), Total: s.Blocks * uint64(s.Bsize)}, nil
 }
 
 func (b *Backend) checkRoom() sandbox.Piece {
@@ -68,11 +68,11 @@ func (b *Backend) checkRoom() sandbox.Piece {
 		p.Means = "workspaces grow as they are written: no sandbox starts until there is room for a full one, for 1 GiB and for 2 % of the disk; make room or lower BIGWAVE_WORKSPACE_MB"
 		return p
 	}
-	s, err := b.space(b.cfg.RoomOf)
+	s, err := b.cfg.Space(b.cfg.RoomOf)
 	if err != nil { // it was there just now
 		p.Detail = err.Error()
 		return p
 	}
-	p.Detail = fmt.Sprintf("%d MiB are free in %s; a start needs %d", s.free>>20, b.cfg.RoomOf, s.least(uint64(b.cfg.WorkspaceMB)<<20)>>20)
+	p.Detail = fmt.Sprintf("%d MiB are free in %s; a start needs %d", s.Free>>20, b.cfg.RoomOf, s.least(uint64(b.cfg.WorkspaceMB)<<20)>>20)
 	return p
 }

@@ -1,4 +1,4 @@
-package subprocess
+package box
 
 import (
 	"context"
@@ -21,16 +21,17 @@ type box struct {
 	b     *Backend
 	slot  int
 	name  string
+	image Image
+	ids   IDs
 	group *cgroup.Group
 	info  sandbox.Info
 
-	process *os.Process
-	control *socket
-	up      chan inside.Trouble // Hello, and the answers to Layout and Limits, in order
-	made    chan made           // the answers to Sockets
-	gate    *egress.Gate        // the way out; nil: none
-	roots   []string            // what file operations may reach
-	done    chan struct{}       // closed once nothing runs in it any more
+	guest Guest               // its Process is nil until launch
+	up    chan inside.Trouble // Hello, and the answers to Layout and Limits, in order
+	made  chan made           // the answers to Sockets
+	gate  *egress.Gate        // the way out; nil: none
+	roots []string            // what file operations may reach
+	done  chan struct{}       // closed once nothing runs in it any more
 
 	mu          sync.Mutex
 	dead        bool
@@ -49,33 +50,21 @@ type box struct {
 // supervisor is one call's pid 1, with or without its call yet.
 type supervisor struct {
 	id    uint32
-	sock  *socket
+	sock  *Socket
 	taken bool
 	ended chan inside.Ended
 }
 
-// ids are a sandbox's on the host and inside.
-type ids struct {
-	first int // host id of inside 0
-	count int
-	user  int // of user code, inside
-}
-
-func (b *Backend) ids(slot int) ids {
-	if !b.root {
-		return ids{first: os.Geteuid(), count: 1}
-	}
-	return ids{first: b.cfg.UIDBase + slot*idsPerSandbox, count: idsPerSandbox, user: userID}
-}
-
 // prepare makes a sandbox without limits, up to its first waiting supervisor.
-func (b *Backend) prepare(ctx context.Context) (*box, error) {
+func (b *Backend) prepare(ctx context.Context, image Image) (*box, error) {
 	slot, name := b.slot()
 	x := &box{
 		b:           b,
 		slot:        slot,
 		name:        name,
-		info:        sandbox.Info{Backend: "subprocess", Isolation: isolation, Enforced: b.enforced()},
+		image:       image,
+		ids:         b.maker.IDs(slot),
+		info:        b.info(image),
 		up:          make(chan inside.Trouble, 1),
 		made:        make(chan made, 1),
 		roots:       []string{workspace},
@@ -91,14 +80,11 @@ func (b *Backend) prepare(ctx context.Context) (*box, error) {
 	return x, nil
 }
 
-const isolation = "userns+mountns+pidns+netns+ipcns+utsns+cgroupns"
-
 func (x *box) make(ctx context.Context) error {
-	ids := x.b.ids(x.slot)
 	mount := -1
 	if x.b.disks != nil {
 		var err error
-		if mount, err = x.b.disks.make(x.name, ids.first+ids.user, x.b.at); err != nil {
+		if mount, err = x.b.disks.make(x.name, x.ids.Host, x.b.at); err != nil {
 			return err
 		}
 		defer closeFDs([]int{mount})
@@ -111,14 +97,14 @@ func (x *box) make(ctx context.Context) error {
 		if x.group, err = x.b.cgroups.Create(x.name); err != nil {
 			return err
 		}
-		if err := x.group.Delegate(ids.first); err != nil {
+		if err := x.group.Delegate(x.ids.First); err != nil {
 			return err
 		}
 	}
 	if err := x.b.at("launch"); err != nil {
 		return err
 	}
-	if err := x.launch(ids); err != nil {
+	if err := x.launch(ctx, mount); err != nil {
 		return err
 	}
 	if err := x.b.at("hello"); err != nil {
@@ -131,15 +117,13 @@ func (x *box) make(ctx context.Context) error {
 	if err := x.b.at("join"); err != nil {
 		return err
 	}
-	if x.group != nil {
-		if err := x.group.Join(x.process.Pid); err != nil {
-			return err
-		}
+	if err := x.join(); err != nil {
+		return err
 	}
 	if err := x.b.at("layout"); err != nil {
 		return err
 	}
-	if err := x.sendLayout(mount, ids); err != nil {
+	if err := x.sendLayout(); err != nil {
 		return err
 	}
 	if err := x.answer(ctx); err != nil {
@@ -151,84 +135,58 @@ func (x *box) make(ctx context.Context) error {
 	return x.firstSpare(ctx)
 }
 
-// launch starts the init in its namespaces. It waits for its layout.
-func (x *box) launch(ids ids) error {
-	ours, theirs, err := newSocket()
+// launch has the maker start the init, and hears what it says from now on.
+func (x *box) launch(ctx context.Context, mount int) error {
+	g, err := x.b.maker.Launch(ctx, Place{
+		Name:      x.name,
+		IDs:       x.ids,
+		Group:     x.group,
+		Image:     x.image,
+		TmpMB:     x.b.cfg.TmpMB,
+		ShmMB:     x.b.cfg.ShmMB,
+		Workspace: x.b.workspaceStep(mount, x.ids),
+	})
 	if err != nil {
 		return err
 	}
-	defer theirs.Close()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return errors.Join(err, ours.Close())
-	}
-	defer null.Close()
-	attr := &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID |
-			syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
-		UidMappings:                []syscall.SysProcIDMap{{ContainerID: 0, HostID: ids.first, Size: ids.count}},
-		GidMappings:                []syscall.SysProcIDMap{{ContainerID: 0, HostID: ids.first, Size: ids.count}},
-		GidMappingsEnableSetgroups: x.b.root,
-		Credential:                 &syscall.Credential{NoSetGroups: !x.b.root},
-		Setsid:                     true,
-	}
-	if !x.b.root {
-		attr.GidMappings[0].HostID = os.Getegid()
-	}
-	if x.group != nil && x.group.InitFD() >= 0 {
-		attr.UseCgroupFD, attr.CgroupFD = true, x.group.InitFD()
-	}
-	// By descriptor, since its ids may not lead it to the file. The program
-	// is number 4 in the child.
-	start := func() (err error) {
-		x.process, err = os.StartProcess("/proc/self/fd/4", []string{"bigwave-init"}, &os.ProcAttr{
-			Dir:   "/",
-			Env:   []string{"GOMAXPROCS=1"},
-			Files: []*os.File{null, null, os.Stderr, theirs.File, x.b.init},
-			Sys:   attr,
-		})
-		return err
-	}
-	if x.b.root {
-		err = asOwner(ids.first, start)
-	} else {
-		err = start()
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("start the init: %w", err), ours.Close())
-	}
+	x.guest = g
 	if x.b.root {
 		// Among the processes of its own cgroup it comes first, and so do the
 		// supervisors: it has to get a turn beside those that it is to end.
-		_ = syscall.Setpriority(syscall.PRIO_PROCESS, x.process.Pid, -10)
+		_ = syscall.Setpriority(syscall.PRIO_PROCESS, g.Process.PID(), -10)
 	}
-	x.control = ours
 	x.b.working.Go(x.listen)
 	return nil
 }
 
-func (x *box) sendLayout(mount int, ids ids) error {
-	steps := x.b.host.layout(ids, x.b.cfg.TmpMB, x.b.cfg.ShmMB, x.b.workspaceStep(mount, ids))
-	layout := inside.Layout{
-		Hostname: "sandbox",
-		UID:      uint32(ids.user),
-		GID:      uint32(ids.user),
-		Groups:   x.b.root,
-		CgroupFD: -1,
-		Filter:   string(x.b.filter),
-		Landlock: uint32(x.b.landlock),
-		Steps:    steps,
+func (x *box) join() error {
+	if x.group == nil {
+		return nil
 	}
+	if x.guest.Joined {
+		return x.group.JoinCalls(x.guest.Process.PID())
+	}
+	return x.group.Join(x.guest.Process.PID())
+}
+
+func (x *box) sendLayout() error {
+	layout := x.guest.Layout
+	layout.Hostname = "sandbox"
+	layout.UID, layout.GID = uint32(x.ids.User), uint32(x.ids.User)
+	layout.Groups = x.b.root
+	layout.CgroupFD = -1
+	layout.Filter = string(x.b.kernel.Filter)
+	layout.Landlock = uint32(x.b.kernel.Landlock)
 	var fds []int
 	if x.b.root {
 		var err error
-		if fds, err = openMounts(steps); err != nil {
+		if fds, err = openMounts(layout.Steps); err != nil {
 			return err
 		}
 		defer closeFDs(fds)
 	} else {
-		for i := range steps {
-			steps[i].FD = -1
+		for i := range layout.Steps {
+			layout.Steps[i].FD = -1
 		}
 		for _, o := range x.b.offers {
 			layout.Offers = append(layout.Offers, inside.Offer{Path: o.Host})
@@ -238,7 +196,7 @@ func (x *box) sendLayout(mount int, ids ids) error {
 		layout.CgroupFD = len(fds)
 		fds = append(fds[:len(fds):len(fds)], x.group.CallsFD())
 	}
-	return x.control.send(inside.AppendLayout(nil, layout), fds...)
+	return x.guest.Control.send(inside.AppendLayout(nil, layout), fds...)
 }
 
 // answer waits for the init's answer to the last thing that was asked of it.
@@ -258,7 +216,7 @@ func (x *box) answer(ctx context.Context) error {
 
 // firstSpare proves that a call could start.
 func (x *box) firstSpare(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, func() { _ = x.process.Kill() })
+	stop := context.AfterFunc(ctx, func() { _ = x.guest.Process.Kill() })
 	defer stop()
 	x.mu.Lock()
 	s, err := x.spawn()
@@ -317,7 +275,7 @@ func (x *box) begin(ctx context.Context, spec sandbox.Spec) error {
 	if err := x.b.at("limits"); err != nil {
 		return err
 	}
-	if err := x.control.send(inside.AppendLimits(nil, tmp), fds...); err != nil {
+	if err := x.guest.Control.send(inside.AppendLimits(nil, tmp), fds...); err != nil {
 		return err
 	}
 	x.mu.Lock()
@@ -372,7 +330,7 @@ func (x *box) spawn() (*supervisor, error) {
 	if x.dead {
 		return nil, sandbox.ErrClosed
 	}
-	ours, theirs, err := newSocket()
+	ours, theirs, err := NewSocket()
 	if err != nil {
 		return nil, err
 	}
@@ -383,7 +341,7 @@ func (x *box) spawn() (*supervisor, error) {
 	if err := x.limitPIDs(); err != nil {
 		return nil, errors.Join(err, x.forget(s))
 	}
-	if err := x.control.send(inside.AppendID(nil, inside.KindSpawn, s.id), theirs.fd); err != nil {
+	if err := x.guest.Control.send(inside.AppendID(nil, inside.KindSpawn, s.id), theirs.FD()); err != nil {
 		return nil, errors.Join(fmt.Errorf("ask for a supervisor: %w", err), x.forget(s))
 	}
 	return s, nil
@@ -404,7 +362,7 @@ func (x *box) dropSpares() {
 }
 
 func (x *box) kill(s *supervisor) error {
-	return x.control.send(inside.AppendID(nil, inside.KindKill, s.id))
+	return x.guest.Control.send(inside.AppendID(nil, inside.KindKill, s.id))
 }
 
 // listen hears the init until it ends, and then buries the sandbox.
@@ -412,14 +370,14 @@ func (x *box) listen() {
 	defer close(x.done)
 	buffer := make([]byte, 4096)
 	for {
-		n, fds, err := x.control.receive(buffer)
+		n, fds, err := x.guest.Control.receive(buffer)
 		if err != nil {
 			break
 		}
 		x.hear(inside.Kind(buffer[0]), buffer[1:n], fds)
 	}
-	_ = x.process.Kill()
-	_, _ = x.process.Wait() // returns when the kernel has emptied the pid namespace
+	_ = x.guest.Process.Kill()
+	x.guest.Process.Wait()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.dead = true
@@ -429,7 +387,7 @@ func (x *box) listen() {
 			_ = s.sock.Close()
 		}
 	}
-	_ = x.control.Close()
+	_ = x.guest.Control.Close()
 }
 
 func (x *box) hear(kind inside.Kind, body []byte, fds []int) {
@@ -572,10 +530,10 @@ func (x *box) shut(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
 	var errs []error
-	if x.process == nil {
+	if x.guest.Process == nil {
 		close(x.done)
 	} else {
-		_ = x.process.Kill()
+		_ = x.guest.Process.Kill()
 		select {
 		case <-x.done:
 		case <-time.After(closeTimeout / 2): // the group's own removal kills too
@@ -585,6 +543,9 @@ func (x *box) shut(ctx context.Context) error {
 	if x.group != nil {
 		errs = append(errs, x.group.Remove(ctx))
 	}
+	if x.guest.Remove != nil {
+		errs = append(errs, x.guest.Remove(ctx))
+	}
 	x.letGo()
 	x.b.track(x, false)
 	if x.alive() { // its ids are not to be had by another
@@ -593,4 +554,13 @@ func (x *box) shut(ctx context.Context) error {
 		x.b.freeSlot(x.slot)
 	}
 	return errors.Join(errs...)
+}
+
+// InitPID is the host's pid of a sandbox's init, for those who look at it from
+// outside; 0 if s is not a sandbox of this package.
+func InitPID(s sandbox.Sandbox) int {
+	if x, ok := s.(*box); ok {
+		return x.guest.Process.PID()
+	}
+	return 0
 }

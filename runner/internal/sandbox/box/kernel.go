@@ -1,4 +1,4 @@
-package subprocess
+package box
 
 import (
 	"fmt"
@@ -11,6 +11,20 @@ import (
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 	"github.com/bigwave/bigwave/runner/internal/seccomp"
 )
+
+// Kernel is what a kernel offers for the fence.
+type Kernel struct {
+	Filter    []byte // of user code's system calls, as the kernel takes it
+	FilterErr error  // why there is none; then no sandbox starts
+	Landlock  int    // the ABI in use; 0: none
+}
+
+// ThisKernel asks.
+func ThisKernel() Kernel {
+	k := Kernel{Landlock: landlockABI()}
+	k.Filter, k.FilterErr = callFilter()
+	return k
+}
 
 // callFilter returns the system call filter, if this kernel can load one.
 func callFilter() ([]byte, error) {
@@ -31,15 +45,15 @@ func seccompError() error {
 	return nil
 }
 
-// leastLandlock is the first ABI that is of use: the one before forbids every
+// LeastLandlock is the first ABI that is of use: the one before forbids every
 // rename and link from one directory to another.
-const leastLandlock = 2
+const LeastLandlock = 2
 
 // landlockABI is the version that the kernel offers, or 0.
 func landlockABI() int {
 	const askVersion = 1
 	abi, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, askVersion)
-	if errno != 0 || abi < leastLandlock {
+	if errno != 0 || abi < LeastLandlock {
 		return 0
 	}
 	return int(abi)
@@ -52,10 +66,10 @@ func (b *Backend) needsLandlock() bool { return slices.Contains(b.cfg.Require, r
 
 // fenced refuses a host that lacks a part of the fence which every sandbox needs.
 func (b *Backend) fenced() error {
-	if b.filterErr != nil {
-		return &sandbox.StartError{Code: "start_failed", Message: "this runner can't filter system calls", Cause: b.filterErr}
+	if b.kernel.FilterErr != nil {
+		return &sandbox.StartError{Code: "start_failed", Message: "this runner can't filter system calls", Cause: b.kernel.FilterErr}
 	}
-	if b.landlock == 0 && b.needsLandlock() {
+	if b.kernel.Landlock == 0 && b.needsLandlock() {
 		return &sandbox.StartError{
 			Code: "policy_unenforceable", Field: "fs_allowlist",
 			Message: "this runner's settings require Landlock for fs_allowlist, and its kernel has none",
@@ -65,29 +79,29 @@ func (b *Backend) fenced() error {
 }
 
 func (b *Backend) filesHeldBy() string {
-	if b.landlock == 0 {
+	if b.kernel.Landlock == 0 {
 		return "mount namespace, without Landlock"
 	}
-	return fmt.Sprintf("mount namespace, Landlock ABI %d", b.landlock)
+	return fmt.Sprintf("mount namespace, Landlock ABI %d", b.kernel.Landlock)
 }
 
 func (b *Backend) checkFilter() sandbox.Piece {
-	if b.filterErr != nil {
+	if b.kernel.FilterErr != nil {
 		return sandbox.Piece{
-			Name: "seccomp", State: "missing", Detail: b.filterErr.Error(), Fatal: true,
+			Name: "seccomp", State: "missing", Detail: b.kernel.FilterErr.Error(), Fatal: true,
 			Means: "user code could make every system call of the kernel, so no sandbox starts: use a kernel with CONFIG_SECCOMP_FILTER on amd64 or arm64",
 		}
 	}
 	return sandbox.Piece{
 		Name: "seccomp", State: "ok", Fatal: true,
-		Detail: fmt.Sprintf("what is not allowed is refused; a filter of %d instructions", len(b.filter)/8),
+		Detail: fmt.Sprintf("what is not allowed is refused; a filter of %d instructions", len(b.kernel.Filter)/8),
 	}
 }
 
 func (b *Backend) checkLandlock() sandbox.Piece {
-	p := sandbox.Piece{Name: "landlock", State: "ok", Detail: fmt.Sprintf("ABI %d", b.landlock), Fatal: b.needsLandlock()}
-	if b.landlock == 0 {
-		p.State, p.Detail = "missing", fmt.Sprintf("the kernel does not offer Landlock, ABI %d or later", leastLandlock)
+	p := sandbox.Piece{Name: "landlock", State: "ok", Detail: fmt.Sprintf("ABI %d", b.kernel.Landlock), Fatal: b.needsLandlock()}
+	if b.kernel.Landlock == 0 {
+		p.State, p.Detail = "missing", fmt.Sprintf("the kernel does not offer Landlock, ABI %d or later", LeastLandlock)
 		p.Means = "mounts alone keep user code from files, and it can lower its own oom_score_adj: use Linux 5.19 or later with landlock among the kernel's lsm= list"
 		if p.Fatal {
 			p.Means += "; BIGWAVE_REQUIRE names it, so no sandbox starts"

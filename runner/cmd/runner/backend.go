@@ -1,0 +1,59 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/bigwave/bigwave/runner/internal/config"
+	"github.com/bigwave/bigwave/runner/internal/egress"
+	"github.com/bigwave/bigwave/runner/internal/sandbox"
+	"github.com/bigwave/bigwave/runner/internal/sandbox/box"
+	"github.com/bigwave/bigwave/runner/internal/sandbox/subprocess"
+)
+
+// newBackend makes the backend that the settings name, with its files in dir.
+func newBackend(cfg config.Config, dir, id string, log *slog.Logger) (sandbox.Backend, error) {
+	common, err := boxConfig(cfg, dir, id, log)
+	if err != nil {
+		return nil, err
+	}
+	return subprocess.New(subprocess.Config{
+		Config:    common,
+		InitPath:  cfg.Init,
+		Python:    cfg.Python,
+		HostImage: cfg.HostImage,
+	})
+}
+
+// boxConfig is what every backend is told.
+func boxConfig(cfg config.Config, dir, id string, log *slog.Logger) (box.Config, error) {
+	var mounts []box.Mount
+	for _, s := range cfg.Mounts {
+		m, err := box.ParseMount(s)
+		if err != nil {
+			return box.Config{}, fmt.Errorf("BIGWAVE_MOUNTS: %w", err)
+		}
+		mounts = append(mounts, m)
+	}
+	if err := egress.ParsePrivateAllow(cfg.EgressPrivateAllow); err != nil {
+		return box.Config{}, fmt.Errorf("BIGWAVE_EGRESS_PRIVATE_ALLOW: %w", err)
+	}
+	return box.Config{
+		DataDir:     dir,
+		RunnerID:    id,
+		AllowWeak:   cfg.AllowWeak,
+		Require:     cfg.Require,
+		WorkspaceMB: cfg.WorkspaceMB,
+		RoomOf:      cfg.RunnerDataDir,
+		Mounts:      mounts,
+		OwnFiles:    []string{cfg.DataDir, cfg.RunnerDataDir},
+		Egress: egress.Config{
+			Resolver:     cfg.EgressResolver,
+			PrivateAllow: cfg.EgressPrivateAllow,
+			Connections:  cfg.EgressConnections,
+			IdleTimeout:  cfg.EgressIdle,
+			MaxBytes:     cfg.EgressBytes,
+		},
+		Log: log,
+	}, nil
+}
