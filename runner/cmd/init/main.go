@@ -55,6 +55,11 @@ type supervisor struct {
 
 func run() error {
 	m := &machine{cgroup: -1}
+	if len(os.Args) > 1 {
+		if err := meet(os.Args[1]); err != nil {
+			return err
+		}
+	}
 	if err := m.build(); err != nil {
 		return err
 	}

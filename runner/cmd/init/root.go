@@ -24,6 +24,9 @@ func makeRoot(l inside.Layout, fds []int) inside.Trouble {
 	if trouble.Step != "" {
 		return trouble
 	}
+	if l.Built {
+		return furnish(l, mounts)
+	}
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return failed("make mounts private", err)
 	}
@@ -31,7 +34,7 @@ func makeRoot(l inside.Layout, fds []int) inside.Trouble {
 		return failed("mount the root", err)
 	}
 	for i, s := range l.Steps {
-		if err := makeStep(s, mounts[i]); err != nil {
+		if err := makeStep(s, mounts[i], buildAt); err != nil {
 			return failed("make "+s.Path, err)
 		}
 	}
@@ -88,8 +91,9 @@ func openBinds(l inside.Layout, fds []int) ([]int, inside.Trouble) {
 	return mounts, inside.Trouble{}
 }
 
-func makeStep(s inside.Step, mount int) error {
-	target := buildAt + path.Clean("/"+s.Path)
+// makeStep makes one thing below the directory root.
+func makeStep(s inside.Step, mount int, root string) error {
+	target := root + path.Clean("/"+s.Path)
 	if err := os.MkdirAll(path.Dir(target), 0o755); err != nil {
 		return err
 	}
@@ -98,7 +102,14 @@ func makeStep(s inside.Step, mount int) error {
 	case inside.StepDir:
 		return os.MkdirAll(target, mode)
 	case inside.StepFile:
+		if err := remove(target); err != nil { // a link would lead elsewhere
+			return err
+		}
 		return os.WriteFile(target, []byte(s.Data), mode)
+	case inside.StepAppend:
+		return appendTo(target, s.Data, mode)
+	case inside.StepRemove:
+		return remove(target)
 	case inside.StepLink:
 		return os.Symlink(s.Data, target)
 	case inside.StepTmpfs:
@@ -110,6 +121,25 @@ func makeStep(s inside.Step, mount int) error {
 		return bind(s, mount, target)
 	}
 	return syscall.EINVAL
+}
+
+func remove(target string) error {
+	if err := os.Remove(target); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	return nil
+}
+
+func appendTo(target, data string, mode os.FileMode) error {
+	file, err := os.OpenFile(target, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW, mode)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteString(data)
+	if closed := file.Close(); err == nil {
+		err = closed
+	}
+	return err
 }
 
 func bind(s inside.Step, mount int, target string) error {

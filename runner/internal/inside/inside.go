@@ -18,7 +18,8 @@ const MaxPacket = 64 << 10
 // MaxFDs is the largest number of descriptors in one packet.
 const MaxFDs = 64
 
-// Control is the descriptor on which the init finds its control socket.
+// Control is the descriptor on which the init finds its control socket. Where
+// it can't inherit one, its argument is the path of a socket to connect to.
 const Control = 3
 
 // Kind is the first byte of a packet on the control socket.
@@ -48,6 +49,8 @@ const (
 	StepLink                      // a symbolic link to Data
 	StepBind                      // Data of the host, read-only unless Writable
 	StepTmpfs                     // a tmpfs with Data as its options
+	StepAppend                    // Data at the end of a file
+	StepRemove                    // nothing: what is there goes
 )
 
 // Step makes one thing under the new root. Parents are made as needed.
@@ -64,6 +67,7 @@ type Step struct {
 
 // Layout is what an init makes its sandbox from.
 type Layout struct {
+	Built    bool // the root is made and entered; the steps are made in it
 	Hostname string
 	UID, GID uint32 // of user code, as seen inside
 	Groups   bool   // setgroups is allowed in the user namespace
@@ -126,6 +130,7 @@ var errShort = errors.New("a packet is shorter than it says")
 // AppendLayout appends the packet of l.
 func AppendLayout(b []byte, l Layout) []byte {
 	b = append(b, byte(KindLayout))
+	b = appendBool(b, l.Built)
 	b = appendString(b, l.Hostname)
 	b = appendUint32(b, l.UID)
 	b = appendUint32(b, l.GID)
@@ -156,6 +161,7 @@ func AppendLayout(b []byte, l Layout) []byte {
 func ParseLayout(b []byte) (Layout, error) {
 	r := reader{b: b}
 	l := Layout{
+		Built:    r.bool(),
 		Hostname: r.string(),
 		UID:      r.uint32(),
 		GID:      r.uint32(),

@@ -444,6 +444,12 @@ func (x *box) environment(more map[string]string) ([]string, error) {
 		"TMPDIR":           "/tmp",
 		"PYTHONUNBUFFERED": "1", // what a killed program printed is kept
 	}
+	for _, variable := range x.guest.Programs.Env {
+		name, value, _ := strings.Cut(variable, "=")
+		if _, own := env[name]; !own {
+			env[name] = value
+		}
+	}
 	size := 0
 	for name, value := range more {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {

@@ -95,5 +95,6 @@ type Programs struct {
 	BashErr   error // why there is none
 	Python    string
 	PythonErr error
-	Path      string // the environment's PATH
+	Path      string   // the environment's PATH
+	Env       []string // what else the image says, as NAME=value
 }
