@@ -12,8 +12,9 @@ import (
 // nothing can be inherited: the init is mounted into it, and so is the socket
 // on which the runner waits.
 
-// meet connects to the runner and takes away what was mounted for that, before
-// any user code can see it.
+// meet gets the control socket from the runner, and takes away what was mounted
+// for that before any user code can see it. The control socket was made outside:
+// one that was made here would show in this network namespace.
 func meet(path string) error {
 	socket, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -22,11 +23,20 @@ func meet(path string) error {
 	if err := syscall.Connect(socket, &syscall.SockaddrUnix{Name: path}); err != nil {
 		return os.NewSyscallError("connect", err)
 	}
-	if socket != inside.Control {
-		if err := syscall.Dup3(socket, inside.Control, syscall.O_CLOEXEC); err != nil {
+	var greeting [1]byte
+	_, fds, err := inside.Receive(socket, greeting[:])
+	if err != nil {
+		return os.NewSyscallError("recvmsg", err)
+	}
+	_ = syscall.Close(socket)
+	if len(fds) != 1 {
+		return syscall.EPROTO
+	}
+	if fds[0] != inside.Control {
+		if err := syscall.Dup3(fds[0], inside.Control, syscall.O_CLOEXEC); err != nil {
 			return os.NewSyscallError("dup3", err)
 		}
-		_ = syscall.Close(socket)
+		_ = syscall.Close(fds[0])
 	}
 	for _, mount := range []string{path, os.Args[0]} {
 		if err := syscall.Unmount(mount, syscall.MNT_DETACH); err != nil {

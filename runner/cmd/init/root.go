@@ -98,18 +98,24 @@ func makeStep(s inside.Step, mount int, root string) error {
 		return err
 	}
 	mode := os.FileMode(s.Mode & 0o777)
+	switch {
+	case s.Kind == inside.StepFile, s.Kind == inside.StepLink, s.Kind == inside.StepBind && s.File:
+		// What an image has there may be a link, and lead elsewhere.
+		if err := remove(target); err != nil {
+			return err
+		}
+	}
 	switch s.Kind {
 	case inside.StepDir:
 		return os.MkdirAll(target, mode)
 	case inside.StepFile:
-		if err := remove(target); err != nil { // a link would lead elsewhere
-			return err
-		}
 		return os.WriteFile(target, []byte(s.Data), mode)
 	case inside.StepAppend:
 		return appendTo(target, s.Data, mode)
 	case inside.StepRemove:
-		return remove(target)
+		return os.RemoveAll(target)
+	case inside.StepUnmount:
+		return syscall.Unmount(target, syscall.MNT_DETACH)
 	case inside.StepLink:
 		return os.Symlink(s.Data, target)
 	case inside.StepTmpfs:

@@ -19,7 +19,8 @@ const MaxPacket = 64 << 10
 const MaxFDs = 64
 
 // Control is the descriptor on which the init finds its control socket. Where
-// it can't inherit one, its argument is the path of a socket to connect to.
+// it can't inherit one, its argument is the path of a socket to connect to, on
+// which it gets it.
 const Control = 3
 
 // Kind is the first byte of a packet on the control socket.
@@ -44,13 +45,14 @@ type StepKind uint8
 
 // The kinds of steps.
 const (
-	StepDir   StepKind = iota + 1 // a directory
-	StepFile                      // a file that holds Data
-	StepLink                      // a symbolic link to Data
-	StepBind                      // Data of the host, read-only unless Writable
-	StepTmpfs                     // a tmpfs with Data as its options
-	StepAppend                    // Data at the end of a file
-	StepRemove                    // nothing: what is there goes
+	StepDir     StepKind = iota + 1 // a directory
+	StepFile                        // a file that holds Data
+	StepLink                        // a symbolic link to Data
+	StepBind                        // Data of the host, read-only unless Writable
+	StepTmpfs                       // a tmpfs with Data as its options
+	StepAppend                      // Data at the end of a file
+	StepRemove                      // nothing: what is there goes, with all that is in it
+	StepUnmount                     // what was below a mount
 )
 
 // Step makes one thing under the new root. Parents are made as needed.

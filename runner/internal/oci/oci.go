@@ -11,6 +11,9 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
+// Nothing of /proc is masked here: this one is the init's alone. What user code
+// has is mounted, and masked, anew for each call.
+
 // Where the init finds itself and the runner's socket, until it has
 // connected; then they are gone.
 const (
@@ -43,8 +46,6 @@ func Spec(c Container) *specs.Spec {
 			Namespaces:        namespaces(),
 			Resources:         resources(),
 			Sysctl:            sysctl(),
-			MaskedPaths:       masked(),
-			ReadonlyPaths:     readonly(),
 			RootfsPropagation: "private",
 		},
 	}
@@ -114,13 +115,4 @@ func sysctl() map[string]string {
 		"kernel.msgmni": "64",
 		"kernel.sem":    "250 16000 32 64", // in a set, in all, at once, sets
 	}
-}
-
-// masked and readonly are for the init's own /proc; each call has another.
-func masked() []string {
-	return []string{"/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/scsi", "/proc/sched_debug", "/proc/timer_list", "/proc/timer_stats"}
-}
-
-func readonly() []string {
-	return []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 }

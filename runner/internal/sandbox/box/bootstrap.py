@@ -5,6 +5,10 @@ def _run():
     with open(3, "rb") as script:
         source = script.read()
 
+    def fill(lines):
+        text = source.decode("utf-8", "replace")
+        lines.cache[name] = (len(source), None, text.splitlines(True), name)
+
     class _Lines:
         # Tracebacks show source lines by linecache, whose import is too dear
         # to pay for in every call: it is filled when somebody imports it.
@@ -20,13 +24,15 @@ def _run():
 
             def exec_module(loaded):
                 load(loaded)
-                text = source.decode("utf-8", "replace")
-                loaded.cache[name] = (len(source), None, text.splitlines(True), name)
+                fill(loaded)
 
             spec.loader.exec_module = exec_module
             return spec
 
-    sys.meta_path.insert(0, _Lines)
+    if "linecache" in sys.modules:  # since Python 3.13
+        fill(sys.modules["linecache"])
+    else:
+        sys.meta_path.insert(0, _Lines)
     main = sys.modules["__main__"].__dict__
     del main["_run"]
     try:

@@ -30,10 +30,6 @@ func NewSocket() (*Socket, *Socket, error) {
 	return &Socket{os.NewFile(uintptr(fds[0]), "ours"), fds[0]}, &Socket{os.NewFile(uintptr(fds[1]), "theirs"), fds[1]}, nil
 }
 
-// OwnSocket takes over the runner's end of a connected packet socket, which
-// must not block.
-func OwnSocket(fd int) *Socket { return &Socket{os.NewFile(uintptr(fd), "ours"), fd} }
-
 // FD is the descriptor, for handing it on.
 func (s *Socket) FD() int { return s.fd }
 

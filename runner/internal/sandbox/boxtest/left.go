@@ -177,7 +177,7 @@ func InitIsKilled(t *testing.T, make New) {
 		t.Errorf("got %+v", e)
 	}
 	for _, child := range children[1:] { // reaped with their pid namespace
-		if _, err := os.Stat(fmt.Sprintf("/proc/%d", child)); err == nil {
+		if exists(child) {
 			t.Errorf("process %d outlived the init", child)
 		}
 	}
@@ -186,29 +186,37 @@ func InitIsKilled(t *testing.T, make New) {
 	}
 }
 
+func exists(pid int) bool {
+	_, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
+	return err == nil
+}
+
 func newEnd() chan sandbox.Exit { return make(chan sandbox.Exit, 1) }
 
 // SupervisorIsKilled takes a call's pid 1 away, and one that waits for a call.
 func SupervisorIsKilled(t *testing.T, make New) {
 	s := start(t, Make(t, make))
-	supervisors := func() []int { return childrenOf(box.InitPID(s)) }
+	killAll := func() {
+		for _, pid := range childrenOf(box.InitPID(s)) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			for exists(pid) { // or its call could still come to its start
+				time.Sleep(time.Millisecond)
+			}
+		}
+	}
 	p := sandboxtest.Bash("sleep 60")
 	started := newCounter()
 	p.Started = started.one
 	go func() {
 		started.wait(1)
-		for _, pid := range supervisors() {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-		}
+		killAll()
 	}()
 	e, err := s.Exec(t.Context(), p)
 	if err != nil || e.Reason != sandbox.Exited || e.Signal != "SIGKILL" || e.OOM {
 		t.Errorf("got %+v, %v", e, err)
 	}
 	for range 20 {
-		for _, pid := range supervisors() {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-		}
+		killAll()
 		if e, err := s.Exec(t.Context(), sandboxtest.Bash("exit 3")); err != nil || e.Code != 3 {
 			t.Fatalf("got %+v, %v", e, err)
 		}

@@ -122,19 +122,34 @@ func steps(p box.Place) []inside.Step {
 	added := func(path, line string) inside.Step {
 		return inside.Step{Kind: inside.StepAppend, Path: path, Data: line, Mode: 0o644}
 	}
-	gone := func(path string) inside.Step { return inside.Step{Kind: inside.StepRemove, Path: path} }
-	return []inside.Step{
+	steps := []inside.Step{
+		{Kind: inside.StepUnmount, Path: "/run"},
+		{Kind: inside.StepRemove, Path: "/run"},
 		{Kind: inside.StepDir, Path: "/run/empty", Mode: 0o755},
+		// The runtime's /dev allows devices as a whole; ours only these.
+		{Kind: inside.StepUnmount, Path: "/dev"},
+		{Kind: inside.StepRemove, Path: "/dev"},
+	}
+	for _, name := range []string{"null", "zero", "full", "random", "urandom"} {
+		steps = append(steps, inside.Step{
+			Kind: inside.StepBind, Path: "/dev/" + name, Data: "/dev/" + name, File: true, Writable: true, Device: true,
+		})
+	}
+	for name, target := range map[string]string{"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"} {
+		steps = append(steps, inside.Step{Kind: inside.StepLink, Path: "/dev/" + name, Data: "/proc/self/fd" + target})
+	}
+	return append(steps,
 		file("/etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n"),
 		file("/etc/hostname", "sandbox\n"),
 		file("/etc/resolv.conf", "nameserver 127.0.0.1\n"), // the gate, or nobody
 		added("/etc/passwd", fmt.Sprintf("sandbox:x:%d:%d:sandbox:/workspace:/bin/bash\n", p.IDs.User, p.IDs.User)),
 		added("/etc/group", fmt.Sprintf("sandbox:x:%d:\n", p.IDs.User)),
-		gone("/dev/tty"), gone("/dev/ptmx"), gone("/dev/core"), gone("/dev/console"),
 		tmpfs("/dev/shm", p.ShmMB),
 		tmpfs("/tmp", p.TmpMB),
+		inside.Step{Kind: inside.StepRemove, Path: "/var/tmp"},
+		inside.Step{Kind: inside.StepLink, Path: "/var/tmp", Data: "/tmp"},
 		p.Workspace,
-	}
+	)
 }
 
 // meeting is a socket that one init connects to, once.
@@ -168,7 +183,8 @@ func (m *meeting) close() {
 	_ = os.RemoveAll(m.dir)
 }
 
-// meet takes the connection of the process pid and no other.
+// meet takes the connection of the process pid and no other, and gives it its
+// control socket.
 func (m *meeting) meet(ctx context.Context, pid int) (*box.Socket, error) {
 	ctx, cancel := context.WithTimeout(ctx, meetTimeout)
 	defer cancel()
@@ -191,14 +207,15 @@ func (m *meeting) meet(ctx context.Context, pid int) (*box.Socket, error) {
 	if int(peer.Pid) != pid || peer.Uid != 0 {
 		return nil, fmt.Errorf("process %d of uid %d connected, not the init %d", peer.Pid, peer.Uid, pid)
 	}
-	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	ours, theirs, err := box.NewSocket()
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		return nil, errors.Join(err, unix.Close(fd))
+	defer theirs.Close()
+	if err := inside.Send(int(file.Fd()), []byte{0}, theirs.FD()); err != nil {
+		return nil, errors.Join(err, ours.Close())
 	}
-	return box.OwnSocket(fd), nil
+	return ours, nil
 }
 
 // process is the init by a descriptor, which never means another process. It

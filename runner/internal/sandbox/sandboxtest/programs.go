@@ -1,6 +1,7 @@
 package sandboxtest
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -79,7 +80,8 @@ func testPrograms(t *testing.T, b sandbox.Backend) {
 		want := "Traceback (most recent call last):\n" +
 			"  File \"<python_exec>\", line 4, in <module>\n    f()\n" +
 			"  File \"<python_exec>\", line 2, in f\n    raise ValueError('no')\nValueError: no\n"
-		if r.Stderr != want {
+		marked := regexp.MustCompile("(?m)^ +[~^]+\n") // under what is at fault, in some versions
+		if got := marked.ReplaceAllString(r.Stderr, ""); got != want {
 			t.Errorf("got %s", r.Stderr)
 		}
 		r = Exec(t, s, Python("import traceback\ntry:\n    1/0\nexcept Exception:\n    traceback.print_exc()\nraise SystemExit(2)"))

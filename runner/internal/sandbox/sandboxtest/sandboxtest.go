@@ -198,3 +198,13 @@ func eventually(limit time.Duration, ok func() bool) bool {
 func weak(s sandbox.Sandbox, field string) bool {
 	return strings.HasPrefix(s.Info().Enforced[field], "weak")
 }
+
+// ownUserNamespace says whether ids inside are others than outside.
+func ownUserNamespace(t testing.TB, s sandbox.Sandbox) bool {
+	t.Helper()
+	host, err := os.Readlink("/proc/self/ns/user")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return output(t, s, "readlink /proc/self/ns/user") != host
+}
