@@ -30,11 +30,11 @@ export CONTAINERD_ADDRESS=$sockets/containerd.sock
 
 daemon='' work=''
 
-# shims prints the pids of the shims that belong to this containerd.
-shims() {
+# processes PATTERN: the pids whose command line matches.
+processes() {
 	local cmdline
 	for cmdline in /proc/[0-9]*/cmdline; do
-		if tr '\0' ' ' <"$cmdline" 2>/dev/null | grep -qE "^[^ ]*containerd-shim[^ ]* .*-address $CONTAINERD_ADDRESS "; then
+		if tr '\0' ' ' 2>/dev/null <"$cmdline" | grep -qE "$1"; then
 			basename "$(dirname "$cmdline")"
 		fi
 	done
@@ -53,16 +53,26 @@ remove_containers() {
 	done
 }
 
-# kill_shims ends what containerd could not: a shim is the parent of all that
-# its container has, and the container's pid 1 takes the rest along.
-kill_shims() {
-	local shim child
-	for shim in $(shims); do
-		for child in $(cat "/proc/$shim/task/"*/children 2>/dev/null); do
-			kill -KILL "$child" 2>/dev/null || true
-		done
-		kill -KILL "$shim" 2>/dev/null || true
+# remove_leftovers ends what containerd could not, because it was killed. A shim
+# is the parent of all that its container has, and the container's pid 1 takes
+# the rest along.
+remove_leftovers() {
+	local bundle namespace shim child mount
+	for bundle in "$dir"/state/io.containerd.runtime.v2.task/*/*/; do
+		if [[ ! -d $bundle ]]; then continue; fi
+		namespace=$(basename "$(dirname "$bundle")")
+		runc --root "/run/containerd/runc/$namespace" delete --force "$(basename "$bundle")" || true
+		if [[ -e ${bundle}address ]]; then rm -f "$(sed 's,^unix://,,' "${bundle}address")"; fi
 	done
+	for shim in $(processes "^[^ ]*containerd-shim[^ ]* .*-address $CONTAINERD_ADDRESS "); do
+		for child in $(cat "/proc/$shim/task/"*/children); do
+			kill -KILL "$child" || true
+		done
+		kill -KILL "$shim" || true
+	done
+	while read -r mount; do
+		umount -l "$mount" || true
+	done < <(cut -d ' ' -f 5 /proc/self/mountinfo | grep -F "$dir/" | sort -r)
 }
 
 # stop PID: SIGTERM, and SIGKILL after 10 s.
@@ -76,20 +86,16 @@ stop() {
 }
 
 finish() {
-	trap '' INT TERM # what follows takes seconds at most
-	local address addresses=() mount
+	trap '' HUP INT TERM # what follows takes seconds at most
+	if [[ -n $work ]]; then
+		kill -TERM "$work" 2>/dev/null || true
+		wait "$work" 2>/dev/null || true
+	fi
 	if [[ -n $daemon ]]; then
-		for address in "$dir"/state/io.containerd.runtime.v2.task/*/*/address; do
-			if [[ -e $address ]]; then addresses+=("$(sed 's,^unix://,,' "$address")"); fi
-		done
-		remove_containers >/dev/null 2>&1 || true
+		if kill -0 "$daemon" 2>/dev/null; then remove_containers >/dev/null 2>&1 || true; fi
 		stop "$daemon"
 		wait "$daemon" 2>/dev/null || true
-		kill_shims
-		((${#addresses[@]} == 0)) || rm -f "${addresses[@]}"
-		while read -r mount; do
-			umount -l "$mount" 2>/dev/null || true
-		done < <(cut -d ' ' -f 5 /proc/self/mountinfo | grep -F "$dir/" | sort -r)
+		remove_leftovers >/dev/null 2>&1 || true
 	fi
 	rm -f "$sockets"/containerd.sock{,.ttrpc}
 	if [[ $sockets != "$dir" ]]; then rmdir "$sockets"; fi
@@ -127,11 +133,14 @@ disabled_plugins = [
   level = "warn"
 TEXT
 
+# One that outlived a script that was killed; its containers live on.
+for orphan in $(processes "^containerd -c $dir/config.toml "); do stop "$orphan"; done
+
 # Of its own process group, as the command, so that Ctrl-C reaches this script
 # alone, which passes it on once.
 setsid containerd -c "$dir/config.toml" >>"$dir/containerd.log" 2>&1 9>&- &
 daemon=$!
-trap 'exit 143' INT TERM
+trap 'exit 143' HUP INT TERM
 for ((i = 0; ; i++)); do
 	if timeout 5 ctr version >/dev/null 2>&1; then break; fi
 	if ! kill -0 "$daemon" 2>/dev/null || ((i == 100)); then
@@ -142,7 +151,7 @@ for ((i = 0; ; i++)); do
 	sleep 0.1
 done
 
-trap 'kill -TERM "$work" 2>/dev/null || true' INT TERM
+trap 'kill -TERM "$work" 2>/dev/null || true' HUP INT TERM
 setsid "$@" 9>&- &
 work=$!
 status=0

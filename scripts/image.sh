@@ -18,7 +18,8 @@ recipe=$(
 archive=$cache/$recipe.tar
 
 build() {
-	scripts/deps.sh mmdebstrap=mmdebstrap /usr/share/keyrings/debian-archive-keyring.gpg=debian-archive-keyring
+	scripts/deps.sh mmdebstrap=mmdebstrap /usr/share/keyrings/debian-archive-keyring.gpg=debian-archive-keyring \
+		$(test "$(id -u)" = 0 || echo newuidmap=uidmap)
 	echo 'Building the base image from Debian packages; this takes about a minute.' >&2
 	local start=$SECONDS
 	tmp=$(mktemp -d "$cache/build.XXXXXX")

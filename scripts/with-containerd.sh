@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 
 dir=$(mktemp -d) containerd=''
 trap 'rm -rf --one-file-system "$dir"' EXIT
-trap 'kill -TERM "$containerd" 2>/dev/null || true' INT TERM
+trap 'kill -TERM "$containerd" 2>/dev/null || true' HUP INT TERM
 
 # shellcheck disable=SC2016
 scripts/containerd.sh "$dir" bash -c '
