@@ -38,7 +38,7 @@ exec 9>&-
 
 if [[ -n ${CONTAINERD_ADDRESS:-} ]]; then
 	export CONTAINERD_NAMESPACE=${CONTAINERD_NAMESPACE:-bigwave}
-	ctr images import --digests=false "$archive" >&2 # what is there already costs nothing
+	ctr images import --digests=false "$archive" >/dev/null # what is there already is not unpacked again
 	ctr images ls -q "name==$name" | grep -q . || {
 		echo "$archive holds no image called $name" >&2
 		exit 1

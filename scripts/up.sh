@@ -18,8 +18,8 @@ case ${BACKEND:=subprocess} in
 subprocess) ;;
 containerd)
 	export BIGWAVE_BACKEND=containerd
-	scripts/image.sh >/dev/null
 	if [[ -z ${BIGWAVE_CONTAINERD_ADDRESS:-} ]]; then
+		env -u CONTAINERD_ADDRESS scripts/image.sh >/dev/null
 		# shellcheck disable=SC2016
 		exec scripts/containerd.sh "$BIGWAVE_DATA_DIR/containerd" bash -c '
 			export BIGWAVE_CONTAINERD_ADDRESS=$CONTAINERD_ADDRESS
