@@ -2,13 +2,20 @@
 
 export CGO_ENABLED ?= 0
 
-.PHONY: build up demo test bench lint clean
+# What isolates user code in make up and make demo: subprocess or containerd.
+export BACKEND ?= subprocess
+
+.PHONY: build image up demo test bench lint clean
 
 # The daemons and the program that is pid 1 in every sandbox.
 build:
 	go build -buildvcs=false -trimpath -o bin/bigwave-controlplane ./controlplane/cmd/controlplane
 	go build -buildvcs=false -trimpath -o bin/bigwave-runner ./runner/cmd/runner
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags='-s -w' -o bin/bigwave-init ./runner/cmd/init
+
+# The sandboxes' base image for containerd; prints where its archive lies.
+image:
+	@scripts/image.sh
 
 # Both daemons in the foreground until SIGTERM or Ctrl-C.
 up: build

@@ -12,6 +12,31 @@ log=$BIGWAVE_DATA_DIR/log
 mkdir -p "$log"
 chmod 700 "$BIGWAVE_DATA_DIR"
 
+# With BACKEND=containerd sandboxes are containers in the containerd that
+# BIGWAVE_CONTAINERD_ADDRESS names, or else in one of our own around all this.
+case ${BACKEND:=subprocess} in
+subprocess) ;;
+containerd)
+	export BIGWAVE_BACKEND=containerd
+	if [[ -z ${BIGWAVE_CONTAINERD_ADDRESS:-} ]]; then
+		env -u CONTAINERD_ADDRESS scripts/image.sh >/dev/null
+		# shellcheck disable=SC2016
+		exec scripts/containerd.sh "$BIGWAVE_DATA_DIR/containerd" bash -c '
+			export BIGWAVE_CONTAINERD_ADDRESS=$CONTAINERD_ADDRESS
+			export BIGWAVE_CONTAINERD_SNAPSHOTTER=$CONTAINERD_SNAPSHOTTER
+			exec scripts/up.sh "$@"' bash "$@"
+	fi
+	CONTAINERD_ADDRESS=$BIGWAVE_CONTAINERD_ADDRESS \
+		CONTAINERD_NAMESPACE=${BIGWAVE_CONTAINERD_NAMESPACE:-} \
+		CONTAINERD_SNAPSHOTTER=${BIGWAVE_CONTAINERD_SNAPSHOTTER:-overlayfs} \
+		scripts/image.sh >/dev/null
+	;;
+*)
+	echo "BACKEND is \"$BACKEND\"; it may be subprocess or containerd." >&2
+	exit 1
+	;;
+esac
+
 controlplane='' runner='' work=''
 # finish ends what was started, the runner first: its last reports need the
 # control plane. A second signal ends open calls at once.
