@@ -26,7 +26,7 @@ func main() {
 	n := flag.Int("n", 300, "measured operations of each kind")
 	callers := flag.String("callers", "1,8,32", "numbers of callers at once")
 	sequential := flag.Int("sequential", 1000, "calls in a row for the leak check")
-	only := flag.String("only", "", "calls, or fence: one half of it")
+	only := flag.String("only", "", "calls, fence or containers: one part of it")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := all(ctx, *only, *n, *callers, *sequential)
@@ -43,13 +43,18 @@ func all(ctx context.Context, only string, n int, callers string, sequential int
 		return err
 	}
 	fmt.Printf("%d cores, %s, %s\n", runtime.NumCPU(), runtime.Version(), time.Now().Format(time.DateOnly))
-	if only != "fence" {
+	if only == "" || only == "calls" {
 		if err := calls(ctx, bin, n, callers, sequential); err != nil {
 			return err
 		}
 	}
-	if only != "calls" {
-		return fenceCosts(ctx, bin, min(n, fenceRounds))
+	if only == "" || only == "fence" {
+		if err := fenceCosts(ctx, bin, min(n, fenceRounds)); err != nil {
+			return err
+		}
+	}
+	if only == "" || only == "containers" {
+		return containerCosts(ctx, bin, min(n, fenceRounds))
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/bigwave/bigwave/runner/internal/egress"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 	"github.com/bigwave/bigwave/runner/internal/sandbox/box"
+	"github.com/bigwave/bigwave/runner/internal/sandbox/containerd"
 	"github.com/bigwave/bigwave/runner/internal/sandbox/subprocess"
 )
 
@@ -16,6 +17,21 @@ func newBackend(cfg config.Config, dir, id string, log *slog.Logger) (sandbox.Ba
 	common, err := boxConfig(cfg, dir, id, log)
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Backend == "containerd" {
+		return containerd.New(containerd.Config{
+			Config:      common,
+			InitPath:    cfg.Init,
+			Address:     cfg.ContainerdAddress,
+			Namespace:   cfg.ContainerdNamespace,
+			Snapshotter: cfg.ContainerdSnapshotter,
+			Runtime:     cfg.ContainerdRuntime,
+			Image:       cfg.HostImage,
+			Registries:  cfg.Registries,
+			PlainHTTP:   cfg.RegistriesPlain,
+			AuthFile:    cfg.RegistryAuthFile,
+			MaxImageMB:  cfg.MaxImageMB,
+		})
 	}
 	return subprocess.New(subprocess.Config{
 		Config:    common,
@@ -38,7 +54,13 @@ func boxConfig(cfg config.Config, dir, id string, log *slog.Logger) (box.Config,
 	if err := egress.ParsePrivateAllow(cfg.EgressPrivateAllow); err != nil {
 		return box.Config{}, fmt.Errorf("BIGWAVE_EGRESS_PRIVATE_ALLOW: %w", err)
 	}
+	spares := cfg.WarmCount
+	if spares == 0 {
+		spares = -1
+	}
 	return box.Config{
+		Spares:      spares,
+		Follow:      cfg.WarmPolicy == "recent",
 		DataDir:     dir,
 		RunnerID:    id,
 		AllowWeak:   cfg.AllowWeak,

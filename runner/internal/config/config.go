@@ -41,15 +41,27 @@ type Config struct {
 	MaxWallClockSeconds int64 `env:"MAX_WALL_CLOCK_SECONDS" envDefault:"3600" allowed:"a whole number from 1" doc:"largest wall_clock_seconds that it takes"`
 	MaxOutputBytes      int64 `env:"MAX_OUTPUT_BYTES" envDefault:"67108864" allowed:"a whole number from 1024" doc:"largest output_bytes_limit that it takes"`
 
-	Backend   string   `env:"BACKEND" envDefault:"subprocess" allowed:"subprocess" doc:"what isolates user code"`
+	Backend   string   `env:"BACKEND" envDefault:"subprocess" allowed:"subprocess or containerd" doc:"what isolates user code: namespaces around the host's own files, or containers of the policy's base_image"`
 	Init      string   `env:"INIT" derived:"bigwave-init beside the runner" allowed:"a path" doc:"the program that is pid 1 in every sandbox"`
 	Python    string   `env:"PYTHON" derived:"python3 from PATH" allowed:"a path or a name" doc:"the interpreter of python tools"`
-	HostImage string   `env:"HOST_IMAGE" envDefault:"bigwave/sandbox-base:latest" allowed:"a name" doc:"the base_image that the host's own files stand for"`
+	HostImage string   `env:"HOST_IMAGE" envDefault:"bigwave/sandbox-base:latest" allowed:"a name" doc:"the base_image that the host's own files stand for; with containerd the one that the runner proves its fence with and keeps sandboxes ready for"`
 	AllowWeak []string `env:"ALLOW_WEAK" allowed:"memory, pids, cpu, separated by commas" doc:"limits that may be held weakly where cgroups are missing; results say so"`
 	Require   []string `env:"REQUIRE" allowed:"landlock" doc:"optional parts of the fence without which no sandbox starts"`
 
 	WorkspaceMB int64    `env:"WORKSPACE_MB" envDefault:"1024" allowed:"a whole number from 16 to 1048576" doc:"size of a sandbox's /workspace in MiB, a disk of its own; no sandbox starts with less than that free, or 1 GiB or 2 % of the disk; where the runner is not root it lies in memory, with at most half of memory_mb"`
 	Mounts      []string `env:"MOUNTS" allowed:"host_path:sandbox_path:ro or :rw, separated by commas" doc:"directories that policies may list in fs_allowlist, whole or in part; file permissions count as for any other user of the host, and a Unix socket in one can be connected to, ro or rw"`
+
+	WarmCount  int    `env:"WARM_COUNT" envDefault:"1" allowed:"a whole number from 0 to 1000" doc:"started, never used sandboxes that are kept ready"`
+	WarmPolicy string `env:"WARM_POLICY" envDefault:"default" allowed:"default or recent" doc:"whose base_image they have: BIGWAVE_HOST_IMAGE, or that of the session that started last; the rest of a policy is given to them at the claim"`
+
+	ContainerdAddress     string   `env:"CONTAINERD_ADDRESS" envDefault:"/run/containerd/containerd.sock" allowed:"a path" doc:"containerd's socket"`
+	ContainerdNamespace   string   `env:"CONTAINERD_NAMESPACE" envDefault:"bigwave" allowed:"a name" doc:"containerd's namespace of images, containers and snapshots"`
+	ContainerdSnapshotter string   `env:"CONTAINERD_SNAPSHOTTER" envDefault:"overlayfs" allowed:"a name" doc:"what gives each container its root"`
+	ContainerdRuntime     string   `env:"CONTAINERD_RUNTIME" envDefault:"io.containerd.runc.v2" allowed:"a name, such as io.containerd.runc.v2" doc:"the container runtime; it must share the host's kernel, which the canary finds out before the runner takes anything"`
+	Registries            []string `env:"REGISTRIES" allowed:"hosts or host:port, separated by commas" doc:"registries that a base_image which is not there may be pulled from; none means that every image is imported"`
+	RegistriesPlain       []string `env:"REGISTRIES_PLAIN_HTTP" allowed:"some of BIGWAVE_REGISTRIES" doc:"those that are spoken to without TLS"`
+	RegistryAuthFile      string   `env:"REGISTRY_AUTH_FILE" allowed:"a path" doc:"credentials for registries, as docker login writes them; read at each pull"`
+	MaxImageMB            int64    `env:"MAX_IMAGE_MB" envDefault:"10240" allowed:"a whole number from 1" doc:"largest image to pull, compressed, in MiB"`
 
 	EgressResolver     string        `env:"EGRESS_RESOLVER" derived:"the host's own" allowed:"host:port" doc:"the DNS server that names in a network_allowlist are asked of"`
 	EgressPrivateAllow []string      `env:"EGRESS_PRIVATE_ALLOW" allowed:"hosts, addresses and ranges, separated by commas" doc:"what sandboxes may reach, when their policy lists it, although its address is not public; a host opens private networks only, this machine's own and metadata addresses must be named themselves"`
@@ -152,7 +164,11 @@ func (c *Config) check() error {
 		"MaxPIDs":             c.MaxPIDs >= 4,
 		"MaxWallClockSeconds": c.MaxWallClockSeconds >= 1,
 		"MaxOutputBytes":      c.MaxOutputBytes >= 1024,
-		"Backend":             c.Backend == "subprocess",
+		"Backend":             c.Backend == "subprocess" || c.Backend == "containerd",
+		"WarmCount":           settings.Within(c.WarmCount, 0, 1000),
+		"WarmPolicy":          c.WarmPolicy == "default" || c.WarmPolicy == "recent",
+		"RegistriesPlain":     !slices.ContainsFunc(c.RegistriesPlain, func(s string) bool { return !slices.Contains(c.Registries, s) }),
+		"MaxImageMB":          c.MaxImageMB >= 1,
 		"AllowWeak":           !slices.ContainsFunc(c.AllowWeak, func(s string) bool { return !slices.Contains([]string{"memory", "pids", "cpu"}, s) }),
 		"Require":             !slices.ContainsFunc(c.Require, func(s string) bool { return s != "landlock" }),
 		"EgressResolver":      c.EgressResolver == "" || hostPort(c.EgressResolver),
