@@ -276,6 +276,7 @@ type Beat struct {
 	Used          int               `json:"used"`
 	Draining      bool              `json:"draining,omitempty"`
 	StartFailures int               `json:"start_failures,omitempty"` // in a row, up to now
+	StartFailure  string            `json:"start_failure,omitempty"`  // why the last of them failed, for people
 	Sessions      []Held            `json:"sessions,omitempty"`
 	Calls         []string          `json:"calls,omitempty"`
 	Leaving       bool              `json:"leaving,omitempty"` // the last beat of this start

@@ -106,7 +106,7 @@ func checkBeat(b wire.Beat, subject string, now time.Time) error {
 		return refuse("form", "pool %.80q", b.Pool)
 	case b.Slots < 0, b.Used < 0, b.StartFailures < 0:
 		return refuse("form", "negative counts")
-	case len(b.Version) > maxShort, len(b.Backend) > maxShort, !shortPairs(b.Labels), !shortPairs(b.Enforces):
+	case len(b.Version) > maxShort, len(b.StartFailure) > maxText, len(b.Backend) > maxShort, !shortPairs(b.Labels), !shortPairs(b.Enforces):
 		return refuse("form", "text is too long")
 	case len(b.Sessions) > maxHeld, !all(b.Sessions, heldOK), len(b.Calls) > maxHeld, !all(b.Calls, token.MatchString):
 		return refuse("form", "sessions or calls")

@@ -114,6 +114,7 @@ func beat(b wire.Beat, now time.Time) fleet.Beat {
 			Slots:         b.Slots,
 			Used:          b.Used,
 			StartFailures: b.StartFailures,
+			StartFailure:  b.StartFailure,
 			LastBeat:      now,
 		},
 		Leaving:  b.Leaving,

@@ -26,7 +26,8 @@ type Runner struct {
 	Labels        map[string]string
 	Enforces      map[string]string
 	Slots, Used   int
-	StartFailures int
+	StartFailures int    // in a row, up to the last beat
+	StartFailure  string // why the last of them failed
 	FirstSeen     time.Time
 	LastBeat      time.Time
 }

@@ -27,6 +27,7 @@ type runnerResponse struct {
 	Slots         int               `json:"slots"`
 	Used          int               `json:"used"`
 	StartFailures int               `json:"start_failures"`
+	StartFailure  string            `json:"start_failure"`
 	FirstSeen     *time.Time        `json:"first_seen"`
 	LastBeat      *time.Time        `json:"last_beat"`
 }
@@ -35,7 +36,7 @@ func newRunnerResponse(r fleet.Runner) runnerResponse {
 	return runnerResponse{
 		ID: r.ID, Incarnation: r.Incarnation, Pool: r.Pool, State: string(r.State), Backend: r.Backend,
 		Version: r.Version, Labels: r.Labels, Enforces: r.Enforces, Slots: r.Slots, Used: r.Used,
-		StartFailures: r.StartFailures, FirstSeen: instant(r.FirstSeen), LastBeat: instant(r.LastBeat),
+		StartFailures: r.StartFailures, StartFailure: r.StartFailure, FirstSeen: instant(r.FirstSeen), LastBeat: instant(r.LastBeat),
 	}
 }
 

@@ -23,6 +23,7 @@ type runnerRow struct {
 	Slots         int    `db:"slots"`
 	Used          int    `db:"used"`
 	StartFailures int    `db:"start_failures"`
+	StartFailure  string `db:"start_failure"`
 	FirstSeen     int64  `db:"first_seen"`
 	LastBeat      int64  `db:"last_beat"`
 }
@@ -31,22 +32,23 @@ func (r runnerRow) runner() fleet.Runner {
 	return fleet.Runner{
 		ID: r.ID, Incarnation: r.Incarnation, Pool: r.Pool, State: fleet.State(r.State), Backend: r.Backend,
 		Version: r.Version, Labels: pairs(r.Labels), Enforces: pairs(r.Enforces), Slots: r.Slots, Used: r.Used,
-		StartFailures: r.StartFailures, FirstSeen: instant(r.FirstSeen), LastBeat: instant(r.LastBeat),
+		StartFailures: r.StartFailures, StartFailure: r.StartFailure, FirstSeen: instant(r.FirstSeen), LastBeat: instant(r.LastBeat),
 	}
 }
 
 const (
 	runnerColumns = `id, incarnation, pool, state, backend, version, labels, enforces, slots, used, start_failures,
-		first_seen, last_beat`
+		start_failure, first_seen, last_beat`
 	runnerByID = `SELECT ` + runnerColumns + ` FROM runners WHERE id = $1`
 	allRunners = `SELECT ` + runnerColumns + ` FROM runners ORDER BY id`
 	putRunner  = `
-		INSERT INTO runners (` + runnerColumns + `) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+		INSERT INTO runners (` + runnerColumns + `) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
 		ON CONFLICT (id) DO UPDATE SET
 			first_seen = CASE WHEN runners.incarnation = excluded.incarnation THEN runners.first_seen ELSE excluded.first_seen END,
 			incarnation = excluded.incarnation, pool = excluded.pool, state = excluded.state, backend = excluded.backend,
 			version = excluded.version, labels = excluded.labels, enforces = excluded.enforces, slots = excluded.slots,
-			used = excluded.used, start_failures = excluded.start_failures, last_beat = excluded.last_beat`
+			used = excluded.used, start_failures = excluded.start_failures,
+			start_failure = excluded.start_failure, last_beat = excluded.last_beat`
 	loseRunner = `
 		UPDATE runners SET state = CASE WHEN state = 'left' THEN 'left' ELSE 'lost' END
 		WHERE id = $1 AND incarnation = $2 AND last_beat <= $3`
@@ -91,7 +93,7 @@ func (db *DB) PutRunner(ctx context.Context, r fleet.Runner) error {
 	return db.tx(ctx, func(ctx context.Context, tx statements) error {
 		_, err := tx.ExecContext(ctx, putRunner, session.Text(r.ID), session.Text(r.Incarnation), session.Text(r.Pool),
 			string(r.State), session.Text(r.Backend), session.Text(r.Version), pairsText(r.Labels), pairsText(r.Enforces),
-			r.Slots, r.Used, r.StartFailures, micros(r.FirstSeen), micros(r.LastBeat))
+			r.Slots, r.Used, r.StartFailures, session.Text(r.StartFailure), micros(r.FirstSeen), micros(r.LastBeat))
 		return err
 	})
 }

@@ -637,7 +637,7 @@ func TestDoctorPrintsTheTable(t *testing.T) {
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%v: %s", err, log)
 	}
-	for _, want := range []string{"backend: subprocess", "PIECE", "user namespaces", "bash", "cgroup memory"} {
+	for _, want := range []string{"backend: subprocess", "PIECE", "sandbox  ", "bash", "cgroup memory"} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("no %q in:\n%s", want, log)
 		}

@@ -60,8 +60,9 @@ type Service struct {
 	mu       sync.Mutex
 	sessions map[wire.Held]*session
 	calls    int
-	failures int  // starts that failed in a row
-	closed   bool // no sessions and calls any more
+	failures int    // starts that failed in a row
+	failure  string // why the last of them did
+	closed   bool   // no sessions and calls any more
 	idle     chan struct{}
 }
 
@@ -69,7 +70,8 @@ type Service struct {
 type Load struct {
 	Sessions      []wire.Held
 	Calls         []string
-	StartFailures int
+	StartFailures int    // in a row
+	StartFailure  string // why the last of them failed
 }
 
 // Refused is why an order was not taken. Code is short and stable, Reason is
@@ -191,7 +193,7 @@ func (s *Service) end(held wire.Held, why *ending) {
 func (s *Service) Load() Load {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := Load{StartFailures: s.failures}
+	l := Load{StartFailures: s.failures, StartFailure: s.failure}
 	for held, ses := range s.sessions {
 		l.Sessions = append(l.Sessions, held)
 		l.Calls = slices.AppendSeq(l.Calls, maps.Keys(ses.open))

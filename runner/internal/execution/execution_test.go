@@ -76,7 +76,6 @@ func TestFailedStartSaysWhyAndCounts(t *testing.T) {
 		counts      int
 	}{
 		{"policy", &sandbox.StartError{Code: "policy_unenforceable", Field: "fs_allowlist", Message: "no mount for /data", Cause: errors.New("hidden")}, "policy_unenforceable", "fs_allowlist", "hidden", 0}, // asked for wrongly, not failed
-
 		{"other", errors.New("/var/lib/secret: broken"), "start_failed", "", "/var/lib", 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -91,12 +90,12 @@ func TestFailedStartSaysWhyAndCounts(t *testing.T) {
 			if f.Code != tt.code || f.Field != tt.field || strings.Contains(f.Message, tt.secret) || f.Message == "" {
 				t.Errorf("got %+v", f)
 			}
-			if r.Load().StartFailures != tt.counts {
-				t.Errorf("%d failures", r.Load().StartFailures)
+			if l := r.Load(); l.StartFailures != tt.counts || (l.StartFailure == f.Message) != (tt.counts > 0) {
+				t.Errorf("%d failures, %q", l.StartFailures, l.StartFailure)
 			}
 			r.machine.broken = nil
 			r.live(t, "ses_2")
-			if r.Load().StartFailures != 0 {
+			if l := r.Load(); l.StartFailures != 0 || l.StartFailure != "" {
 				t.Error("failures in a row are counted on after a success")
 			}
 		})

@@ -51,7 +51,7 @@ func (s *Service) host(ses *session) {
 	info := box.Info()
 	s.mu.Lock()
 	ses.box = box
-	s.failures = 0
+	s.failures, s.failure = 0, ""
 	s.mu.Unlock()
 	s.report(ses.held, wire.Report{Kind: wire.SessionStarted, Sandbox: &wire.Sandbox{
 		Backend: info.Backend, Isolation: info.Isolation, ImageDigest: info.ImageDigest,
@@ -135,6 +135,7 @@ func (s *Service) reportUnstarted(ses *session, err error) {
 	} else {
 		s.mu.Lock()
 		s.failures++
+		s.failure = startFailure(err).Message
 		s.mu.Unlock()
 		s.Log.Error("sandbox could not be made", "session", ses.held.Session, "error", err)
 	}

@@ -68,7 +68,7 @@ func (in *Intake) sendBeat(ctx context.Context, leaving bool) error {
 		V: wire.Version, Runner: in.To.Runner, Incarnation: in.To.Incarnation, At: now.UnixMilli(),
 		Pool: in.Pool, Version: in.About.Version, Backend: in.About.Backend,
 		Labels: in.About.Labels, Enforces: in.About.Enforces,
-		Slots: in.Slots, Used: len(load.Sessions), Draining: in.draining.Load(), StartFailures: load.StartFailures,
+		Slots: in.Slots, Used: len(load.Sessions), Draining: in.draining.Load(), StartFailures: load.StartFailures, StartFailure: load.StartFailure,
 		Sessions: load.Sessions, Calls: load.Calls, Leaving: leaving,
 	})
 	if err != nil {

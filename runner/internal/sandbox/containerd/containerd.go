@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -43,7 +44,7 @@ type Config struct {
 
 const (
 	dialTimeout   = 3 * time.Second
-	createsAtOnce = 16 // more makes all slower
+	createsAtOnce = 16 // at most; four for each core, since more makes all slower
 	refillAfter   = 50 * time.Millisecond
 	ownerLabel    = "io.bigwave.owner"
 	gcRootLabel   = "containerd.io/gc.root"
@@ -58,7 +59,7 @@ func New(cfg Config) (*box.Backend, error) {
 	cfg.Runtime = cmp.Or(cfg.Runtime, "io.containerd.runc.v2")
 	cfg.Image = cmp.Or(cfg.Image, "bigwave/sandbox-base:latest")
 	cfg.MaxImageMB = cmp.Or(cfg.MaxImageMB, 10240)
-	cfg.AtOnce = cmp.Or(cfg.AtOnce, createsAtOnce)
+	cfg.AtOnce = min(cmp.Or(cfg.AtOnce, 4*runtime.NumCPU()), createsAtOnce)
 	cfg.RefillAfter = cmp.Or(cfg.RefillAfter, refillAfter)
 	if os.Geteuid() != 0 {
 		return nil, errors.New("the containerd backend needs root; as an ordinary user take the subprocess backend")
@@ -132,10 +133,10 @@ func (m *maker) About() box.About {
 }
 
 // isolation is the runtime's short name: runc of io.containerd.runc.v2.
-func isolation(runtime string) string {
-	parts := strings.Split(runtime, ".")
+func isolation(name string) string {
+	parts := strings.Split(name, ".")
 	if len(parts) < 2 {
-		return runtime
+		return name
 	}
 	return parts[len(parts)-2]
 }
