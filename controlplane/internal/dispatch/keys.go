@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"time"
 
 	"github.com/bigwave/bigwave/shared/bus"
 	"github.com/bigwave/bigwave/shared/envelope"
@@ -22,9 +21,14 @@ type KeyFolder struct {
 }
 
 type knownKey struct {
-	changed time.Time
-	size    int64
-	keys    envelope.Keys
+	file os.FileInfo
+	keys envelope.Keys
+}
+
+// same also tells two files apart that were put there within one tick of the
+// file system's clock.
+func (k knownKey) same(file os.FileInfo) bool {
+	return os.SameFile(k.file, file) && k.file.ModTime().Equal(file.ModTime()) && k.file.Size() == file.Size()
 }
 
 // Keys returns the keys that may sign for a runner. The error wraps
@@ -41,14 +45,14 @@ func (f *KeyFolder) Keys(runner string) (envelope.Keys, error) {
 	f.mu.Lock()
 	k, ok := f.known[runner]
 	f.mu.Unlock()
-	if ok && k.changed.Equal(st.ModTime()) && k.size == st.Size() {
+	if ok && k.same(st) {
 		return k.keys, nil
 	}
 	pub, err := envelope.LoadPublic(path)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", envelope.ErrKey, err)
 	}
-	k = knownKey{changed: st.ModTime(), size: st.Size(), keys: envelope.NewKeys(pub.Sign)}
+	k = knownKey{file: st, keys: envelope.NewKeys(pub.Sign)}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.known == nil {
