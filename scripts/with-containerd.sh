@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command with a containerd of its own, ended and removed with all that
-# is in it when the command has: BIGWAVE_TEST_CONTAINERD says where it is,
-# BIGWAVE_TEST_CONTAINERD_SNAPSHOTTER which snapshotter works there.
+# is in it when the command has: BIGWAVE_E2E_CONTAINERD says where it is,
+# BIGWAVE_E2E_CONTAINERD_SNAPSHOTTER which snapshotter works there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,8 +11,8 @@ trap 'kill -TERM "$containerd" 2>/dev/null || true' HUP INT TERM
 
 # shellcheck disable=SC2016
 scripts/containerd.sh "$dir" bash -c '
-	export BIGWAVE_TEST_CONTAINERD=$CONTAINERD_ADDRESS
-	export BIGWAVE_TEST_CONTAINERD_SNAPSHOTTER=$CONTAINERD_SNAPSHOTTER
+	export BIGWAVE_E2E_CONTAINERD=$CONTAINERD_ADDRESS
+	export BIGWAVE_E2E_CONTAINERD_SNAPSHOTTER=$CONTAINERD_SNAPSHOTTER
 	exec "$@"' bash "$@" &
 containerd=$!
 status=0

@@ -1,0 +1,122 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// containers are the settings of a runner whose sandboxes are containers, in
+// the containerd that scripts/with-containerd.sh has started.
+func containers(t *testing.T) []string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("the containerd backend needs root")
+	}
+	address := os.Getenv("BIGWAVE_E2E_CONTAINERD")
+	if address == "" {
+		t.Fatal("BIGWAVE_E2E_CONTAINERD must name a containerd with the base image; scripts/test.sh starts one")
+	}
+	return []string{
+		"BIGWAVE_BACKEND=containerd", "BIGWAVE_CONTAINERD_ADDRESS=" + address,
+		"BIGWAVE_CONTAINERD_SNAPSHOTTER=" + os.Getenv("BIGWAVE_E2E_CONTAINERD_SNAPSHOTTER"),
+	}
+}
+
+// eachTierOnContainers is eachTier with the containerd backend.
+func eachTierOnContainers(t *testing.T, test func(t *testing.T, s *stack)) {
+	env := containers(t)
+	for _, tr := range []tier{personal, cluster} {
+		t.Run(string(tr), func(t *testing.T) { test(t, start(t, options{tier: tr, runEnv: env})) })
+	}
+}
+
+func TestTheMainJobInContainers(t *testing.T) {
+	eachTierOnContainers(t, func(t *testing.T, s *stack) {
+		s.tool("grep_repo", "grep -rn {pattern} /workspace", "pattern")
+		ses := s.session()
+		calls := s.run(ses,
+			object{"id": "w", "name": "file_write", "arguments": object{"path": "a/b.txt", "content": "x\nTODO one\n"}},
+			object{"id": "g", "name": "grep_repo", "arguments": object{"pattern": "TODO"}},
+			object{"id": "p", "name": "python_exec", "arguments": object{"code": "import pydantic; print(pydantic.VERSION.split('.')[0])"}},
+			object{"id": "r", "name": "file_read", "arguments": object{"path": "/workspace/a/b.txt"}},
+		).list("calls")
+		for _, c := range calls {
+			wantStatus(t, c, "ok")
+			if c.str("backend") != "containerd" || c.str("isolation") != "runc" || !strings.HasPrefix(c.str("image_digest"), "sha256:") {
+				t.Errorf("the result says backend %q, isolation %q, image %q", c.str("backend"), c.str("isolation"), c.str("image_digest"))
+			}
+		}
+		if got := calls[1].str("stdout"); got != "/workspace/a/b.txt:2:TODO one\n" {
+			t.Errorf("grep_repo printed %q", got)
+		}
+		if got := calls[2].str("stdout"); got != "2\n" {
+			t.Errorf("pydantic is %q", got)
+		}
+	})
+}
+
+func TestLimitsInContainers(t *testing.T) {
+	s := start(t, options{tier: personal, runEnv: containers(t)})
+	s.setPolicy(object{"memory_mb": 64, "pids_limit": 32, "wall_clock_seconds": 2})
+	ses := s.session()
+	for status, command := range map[string]string{
+		"oom_killed":     "head -c 200M /dev/zero | tail",
+		"timed_out":      "sleep 60",
+		"pids_exhausted": "for i in $(seq 100); do sleep 5 & done; wait",
+	} {
+		wantStatus(t, s.run(ses, object{"id": status, "name": "shell_exec", "arguments": object{"command": command}}).list("calls")[0], status)
+	}
+}
+
+// TestAnImageThatIsNotThere is refused with its reason, and the next session works.
+func TestAnImageThatIsNotThere(t *testing.T) {
+	s := start(t, options{tier: personal, runEnv: containers(t)})
+	s.setPolicy(object{"base_image": "registry.invalid/no/such:1"})
+	call := s.run(s.session(), object{"id": "x", "name": "shell_exec", "arguments": object{"command": "true"}}).list("calls")[0]
+	wantStatus(t, call, "start_failed")
+	e := call.obj("error")
+	if e.str("code") != "image_unavailable" || e.str("field") != "base_image" || !strings.Contains(e.str("message"), "registry.invalid") {
+		t.Errorf("got %v", e)
+	}
+	s.setPolicy(nil)
+	call = s.run(s.session(), object{"id": "y", "name": "shell_exec", "arguments": object{"command": "true"}}).list("calls")[0]
+	wantStatus(t, call, "ok")
+}
+
+// TestAKilledRunnerLeavesNoContainer counts what containerd still has of the
+// runner once its next start is ready.
+func TestAKilledRunnerLeavesNoContainer(t *testing.T) {
+	env := append(containers(t), "BIGWAVE_WARM_COUNT=0")
+	s := start(t, options{tier: personal, runEnv: env})
+	for range 3 {
+		wantStatus(t, s.run(s.session(), object{"id": "x", "name": "shell_exec", "arguments": object{"command": "setsid sleep 600 & true"}}).list("calls")[0], "ok")
+	}
+	if n := s.containers(); n != 3 {
+		t.Errorf("%d containers, want 3", n)
+	}
+	s.restartRunner(syscall.SIGKILL)
+	eventually(t, 20*time.Second, "nothing is left", func() error {
+		if n := s.containers(); n > 0 {
+			return fmt.Errorf("%d containers", n)
+		}
+		return nil
+	})
+	wantStatus(t, s.run(s.session(), object{"id": "y", "name": "shell_exec", "arguments": object{"command": "true"}}).list("calls")[0], "ok")
+}
+
+// containers counts those of this stack's runner.
+func (s *stack) containers() int {
+	s.t.Helper()
+	ctr := exec.Command("ctr", "-a", os.Getenv("BIGWAVE_E2E_CONTAINERD"), "-n", "bigwave", "containers", "ls", "-q", `labels."io.bigwave.owner"~="^r1-"`)
+	out, err := ctr.CombinedOutput()
+	if err != nil {
+		s.t.Fatal(errors.Join(err, errors.New(string(out))))
+	}
+	return len(strings.Fields(string(out)))
+}
