@@ -182,8 +182,8 @@ func (b *Backend) leaveOut(parts []string) {
 // one goroutine that calls nothing else meanwhile.
 func (b *Backend) Settle() { b.filling.Wait() }
 
-// SandboxIDs are those of a slot for user code that has a host id of its own,
-// counted from base, and inside shift less.
+// SandboxIDs are those of a slot when each sandbox has a range of host ids, the
+// first of them from base on; 1879048192 if that is 0.
 func SandboxIDs(base, slot int) IDs {
 	first := cmp.Or(base, defaultUIDBase) + slot*idsPerSandbox
 	return IDs{First: first, Count: idsPerSandbox, User: userID, Host: first + userID}
