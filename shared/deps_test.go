@@ -30,6 +30,7 @@ var rules = []struct {
 	{dir: "../runner/internal/sandbox/sandbox.go", deny: []string{"github.com/bigwave"}, why: "contracts import nothing of ours"},
 	{dir: "../runner/internal/inside", deny: []string{"github.com/", "golang.org/"}, why: "it runs inside the sandbox: standard library only"},
 	{dir: "../runner/cmd/init", deny: []string{"github.com/", "golang.org/"}, except: []string{"github.com/bigwave/bigwave/runner/internal/inside"}, why: "it runs inside the sandbox: standard library only"},
+	{dir: "../runner/internal/oci", deny: []string{"github.com/bigwave", "github.com/containerd"}, why: "a container's specification is pure"},
 	{dir: "../controlplane/internal/policy", deny: outside, why: decides},
 	{dir: "../controlplane/internal/tool", deny: outside, why: decides},
 	{dir: "../controlplane/internal/render", deny: outside, why: decides},
@@ -86,6 +87,9 @@ var homes = []struct {
 	{"github.com/nats-io", "../controlplane", []string{"internal/dispatch", "internal/embeddednats", "cmd/controlplane"}, "the bus stays in dispatch"},
 	{"github.com/nats-io", "../runner", []string{"internal/intake", "internal/stream", "internal/bustest", "cmd/runner", "cmd/bench"}, "what carries out does not know the bus"},
 	{"github.com/bigwave/bigwave/runner/internal/sandbox/subprocess", "../runner", []string{"cmd/runner", "cmd/bench"}, "backends are chosen where things are wired"},
+	{"github.com/bigwave/bigwave/runner/internal/sandbox/containerd", "../runner", []string{"cmd/runner", "cmd/bench"}, "backends are chosen where things are wired"},
+	{"github.com/bigwave/bigwave/runner/internal/sandbox/box", "../runner", []string{"internal/sandbox/subprocess", "internal/sandbox/containerd", "internal/sandbox/boxtest", "cmd/runner", "cmd/bench"}, "what uses sandboxes knows the contract alone"},
+	{"github.com/containerd/containerd", "../runner", []string{"internal/sandbox/containerd", "cmd/bench"}, "containerd stays in its backend"},
 }
 
 func TestImportsStayAtHome(t *testing.T) {
