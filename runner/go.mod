@@ -77,7 +77,7 @@ require (
 	golang.org/x/text v0.44.0 // indirect
 	google.golang.org/genproto v0.0.0-20231211222908-989df2bf70f3 // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20240401170217-c3f982113cda // indirect
-	google.golang.org/grpc v1.59.0 // indirect
+	google.golang.org/grpc v1.59.0
 	google.golang.org/protobuf v1.35.2 // indirect
 )
 

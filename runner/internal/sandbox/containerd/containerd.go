@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,6 +19,8 @@ import (
 
 	"github.com/containerd/containerd"
 	"github.com/containerd/containerd/namespaces"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 	"github.com/bigwave/bigwave/runner/internal/sandbox/box"
@@ -43,7 +46,8 @@ type Config struct {
 
 const (
 	dialTimeout   = 3 * time.Second
-	createsAtOnce = 16 // more makes all slower
+	answerTimeout = 4 * time.Second // of what containerd only has to look up
+	createsAtOnce = 16              // more makes all slower
 	refillAfter   = 50 * time.Millisecond
 	ownerLabel    = "io.bigwave.owner"
 	gcRootLabel   = "containerd.io/gc.root"
@@ -102,19 +106,64 @@ type maker struct {
 	pulls  map[string]*pull   // by an image's name
 }
 
-// connect returns the client, which connects again by itself later.
+// connect returns a client of a containerd that takes connections, or says at
+// once that there is none: callers don't wait for one to come back, and don't
+// wait out what the connection would, either, once it has.
 func (m *maker) connect() (*containerd.Client, error) {
+	if err := m.probe(); err != nil {
+		return nil, m.silent(err)
+	}
+	client, err := m.dial()
+	if err == nil {
+		err = wake(client.Conn())
+	}
+	if err != nil {
+		return nil, m.silent(err)
+	}
+	return client, nil
+}
+
+func (m *maker) silent(err error) error {
+	return &sandbox.StartError{Code: "start_failed", Message: "containerd does not answer on this runner", Cause: fmt.Errorf("%s: %w", m.cfg.Address, err)}
+}
+
+func (m *maker) probe() error {
+	conn, err := net.DialTimeout("unix", strings.TrimPrefix(m.cfg.Address, "unix://"), dialTimeout)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+func (m *maker) dial() (*containerd.Client, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.client != nil {
 		return m.client, nil
 	}
 	client, err := containerd.New(m.cfg.Address, containerd.WithTimeout(dialTimeout), containerd.WithDefaultRuntime(m.cfg.Runtime))
-	if err != nil {
-		return nil, &sandbox.StartError{Code: "start_failed", Message: "containerd does not answer on this runner", Cause: fmt.Errorf("%s: %w", m.cfg.Address, err)}
+	if err == nil {
+		m.client = client
 	}
-	m.client = client
-	return client, nil
+	return client, err
+}
+
+// wake has a connection that was lost made again now.
+func wake(conn *grpc.ClientConn) error {
+	state := conn.GetState()
+	if state == connectivity.Ready {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
+	defer cancel()
+	conn.ResetConnectBackoff()
+	for ; state != connectivity.Ready; state = conn.GetState() {
+		conn.Connect()
+		if !conn.WaitForStateChange(ctx, state) {
+			return fmt.Errorf("the connection is %v: %w", state, os.ErrDeadlineExceeded)
+		}
+	}
+	return nil
 }
 
 // scope puts a context in our namespace.

@@ -41,12 +41,12 @@ func (m *maker) Image(ctx context.Context, base string) (box.Image, error) {
 		return box.Image{}, err
 	}
 	ctx = m.scope(ctx)
-	image, err := client.GetImage(ctx, named.String())
+	image, err := m.look(ctx, client, named.String())
 	if errdefs.IsNotFound(err) {
 		if err := m.pull(ctx, named); err != nil {
 			return box.Image{}, err
 		}
-		image, err = client.GetImage(ctx, named.String())
+		image, err = m.look(ctx, client, named.String())
 	}
 	if err != nil {
 		return box.Image{}, startError(fmt.Errorf("look for the image: %w", err))
@@ -66,6 +66,17 @@ func (m *maker) Image(ctx context.Context, base string) (box.Image, error) {
 	m.ready[found.Digest] = r
 	m.mu.Unlock()
 	return found, nil
+}
+
+// look asks containerd for an image, and does not wait for one that hangs.
+func (m *maker) look(ctx context.Context, client *containerd.Client, name string) (containerd.Image, error) {
+	timed, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	image, err := client.GetImage(timed, name)
+	if err != nil && timed.Err() != nil && ctx.Err() == nil {
+		return nil, m.silent(err)
+	}
+	return image, err
 }
 
 // broken says why an image that is there can't be used.
