@@ -38,8 +38,10 @@ func startError(err error) error {
 		return failed("containerd does not answer on this runner")
 	case errors.Is(err, syscall.ENOSPC), has("no space left on device"):
 		return failed("the disk that holds this runner's containers is full")
-	case has("runtime", "shim") && has("not installed", "executable file not found", "no such file", "invalid runtime name", "unknown"):
+	case has("failed to start shim", "executable file not found"):
 		return failed("the container runtime that this runner's settings name can't be started")
+	case has("snapshotter not loaded"):
+		return failed("containerd does not have the snapshotter that this runner's settings name")
 	case strings.HasPrefix(text, "snapshot: "):
 		return failed("the snapshotter could not give the sandbox a root")
 	case strings.HasPrefix(text, "container: "):

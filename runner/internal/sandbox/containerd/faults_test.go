@@ -513,6 +513,9 @@ func TestManyRestarts(t *testing.T) {
 			t.Errorf("close: %v", err)
 		}
 		up()
+		if n := left(cfg); (n > 0) != (i%3 == 2) {
+			t.Errorf("start %d left %d", i, n)
+		}
 		counts = append(counts, fds())
 	}
 	// What the process itself opens, it has opened by the second time.

@@ -3,12 +3,14 @@ package containerd
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/containerd/containerd"
 	"github.com/containerd/containerd/content"
 	"github.com/containerd/containerd/errdefs"
+	"github.com/containerd/containerd/platforms"
 	"github.com/containerd/containerd/reference/docker"
 	"github.com/opencontainers/image-spec/identity"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -81,10 +83,20 @@ func (m *maker) look(ctx context.Context, client *containerd.Client, name string
 
 // broken says why an image that is there can't be used.
 func broken(name string, err error) error {
+	if foreign, ok := errors.AsType[*foreignError](err); ok {
+		return unavailable(nil, "the image %s %v", name, foreign)
+	}
 	if e := startError(err); !strings.HasPrefix(e.Error(), "the sandbox could not be made") {
 		return e
 	}
 	return unavailable(err, "the image %s is on this runner, but can't be unpacked", name)
+}
+
+// foreignError is an image of another kind of machine.
+type foreignError struct{ platform string }
+
+func (e *foreignError) Error() string {
+	return fmt.Sprintf("is for %s, and this runner is %s", e.platform, platforms.DefaultString())
 }
 
 // unpack makes the image's layers a snapshot, if they are not one.
@@ -111,6 +123,9 @@ func (m *maker) unpack(ctx context.Context, image containerd.Image) (ready, erro
 	var config imagespec.Image
 	if err := json.Unmarshal(blob, &config); err != nil {
 		return ready{}, fmt.Errorf("the image's configuration: %w", err)
+	}
+	if p := config.Platform; p.Architecture != "" && !platforms.Default().Match(platforms.Normalize(p)) {
+		return ready{}, &foreignError{platforms.Format(p)}
 	}
 	return ready{chain: identity.ChainID(layers).String(), env: config.Config.Env}, nil
 }
