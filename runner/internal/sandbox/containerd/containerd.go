@@ -86,6 +86,7 @@ func New(cfg Config) (*box.Backend, error) {
 		pulls: map[string]*pull{},
 	}
 	m.life, m.end = context.WithCancel(context.Background())
+	m.pulling, m.endPulls = context.WithCancel(m.life)
 	return box.New(cfg.Config, m)
 }
 
@@ -96,9 +97,11 @@ type maker struct {
 	owner string // the label on all that is made
 	log   *slog.Logger
 
-	life    context.Context // ends with Close: of pulls and removals
-	end     context.CancelFunc
-	working sync.WaitGroup
+	life     context.Context // of removals: ends some time after Close began
+	end      context.CancelFunc
+	pulling  context.Context // ends when Close begins
+	endPulls context.CancelFunc
+	working  sync.WaitGroup // pulls and removals
 
 	mu     sync.Mutex
 	client *containerd.Client // nil until containerd has answered once
@@ -233,6 +236,7 @@ func (m *maker) version(ctx context.Context) (string, error) {
 // Close waits for what is being removed, or for ctx, and leaves the rest to
 // the next start.
 func (m *maker) Close(ctx context.Context) error {
+	m.endPulls()
 	gone := make(chan struct{})
 	go func() { // ends with the work
 		m.working.Wait()

@@ -12,6 +12,8 @@ import (
 	"github.com/bigwave/bigwave/runner/internal/sandbox/box"
 )
 
+const unknownFailure = "the sandbox could not be made"
+
 // startError says in public words why a container could not be made. What
 // containerd said goes to the runner's log.
 func startError(err error) error {
@@ -51,7 +53,7 @@ func startError(err error) error {
 	case strings.HasPrefix(text, "meet the init: "):
 		return failed("the sandbox's first process did not come up")
 	}
-	return failed("the sandbox could not be made")
+	return failed(unknownFailure)
 }
 
 // forget drops what is remembered of an image when a start failed over it: it

@@ -86,7 +86,7 @@ func broken(name string, err error) error {
 	if foreign, ok := errors.AsType[*foreignError](err); ok {
 		return unavailable(nil, "the image %s %v", name, foreign)
 	}
-	if e := startError(err); !strings.HasPrefix(e.Error(), "the sandbox could not be made") {
+	if e := startError(err); !strings.HasPrefix(e.Error(), unknownFailure) {
 		return e
 	}
 	return unavailable(err, "the image %s is on this runner, but can't be unpacked", name)
