@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -19,6 +20,8 @@ import (
 
 	"github.com/containerd/containerd"
 	"github.com/containerd/containerd/namespaces"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 	"github.com/bigwave/bigwave/runner/internal/sandbox/box"
@@ -44,7 +47,8 @@ type Config struct {
 
 const (
 	dialTimeout   = 3 * time.Second
-	createsAtOnce = 16 // at most; four for each core, since more makes all slower
+	answerTimeout = 4 * time.Second // of what containerd only has to look up
+	createsAtOnce = 16              // at most; four for each core, since more makes all slower
 	refillAfter   = 50 * time.Millisecond
 	ownerLabel    = "io.bigwave.owner"
 	gcRootLabel   = "containerd.io/gc.root"
@@ -83,6 +87,7 @@ func New(cfg Config) (*box.Backend, error) {
 		pulls: map[string]*pull{},
 	}
 	m.life, m.end = context.WithCancel(context.Background())
+	m.pulling, m.endPulls = context.WithCancel(m.life)
 	return box.New(cfg.Config, m)
 }
 
@@ -93,9 +98,11 @@ type maker struct {
 	owner string // the label on all that is made
 	log   *slog.Logger
 
-	life    context.Context // ends with Close: of pulls and removals
-	end     context.CancelFunc
-	working sync.WaitGroup
+	life     context.Context // of removals: ends some time after Close began
+	end      context.CancelFunc
+	pulling  context.Context // ends when Close begins
+	endPulls context.CancelFunc
+	working  sync.WaitGroup // pulls and removals
 
 	mu     sync.Mutex
 	client *containerd.Client // nil until containerd has answered once
@@ -103,19 +110,64 @@ type maker struct {
 	pulls  map[string]*pull   // by an image's name
 }
 
-// connect returns the client, which connects again by itself later.
+// connect returns a client of a containerd that takes connections, or says at
+// once that there is none: callers don't wait for one to come back, and don't
+// wait out what the connection would, either, once it has.
 func (m *maker) connect() (*containerd.Client, error) {
+	if err := m.probe(); err != nil {
+		return nil, m.silent(err)
+	}
+	client, err := m.dial()
+	if err == nil {
+		err = wake(client.Conn())
+	}
+	if err != nil {
+		return nil, m.silent(err)
+	}
+	return client, nil
+}
+
+func (m *maker) silent(err error) error {
+	return &sandbox.StartError{Code: "start_failed", Message: "containerd does not answer on this runner", Cause: fmt.Errorf("%s: %w", m.cfg.Address, err)}
+}
+
+func (m *maker) probe() error {
+	conn, err := net.DialTimeout("unix", strings.TrimPrefix(m.cfg.Address, "unix://"), dialTimeout)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+func (m *maker) dial() (*containerd.Client, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.client != nil {
 		return m.client, nil
 	}
 	client, err := containerd.New(m.cfg.Address, containerd.WithTimeout(dialTimeout), containerd.WithDefaultRuntime(m.cfg.Runtime))
-	if err != nil {
-		return nil, &sandbox.StartError{Code: "start_failed", Message: "containerd does not answer on this runner", Cause: fmt.Errorf("%s: %w", m.cfg.Address, err)}
+	if err == nil {
+		m.client = client
 	}
-	m.client = client
-	return client, nil
+	return client, err
+}
+
+// wake has a connection that was lost made again now.
+func wake(conn *grpc.ClientConn) error {
+	state := conn.GetState()
+	if state == connectivity.Ready {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
+	defer cancel()
+	conn.ResetConnectBackoff()
+	for ; state != connectivity.Ready; state = conn.GetState() {
+		conn.Connect()
+		if !conn.WaitForStateChange(ctx, state) {
+			return fmt.Errorf("the connection is %v: %w", state, os.ErrDeadlineExceeded)
+		}
+	}
+	return nil
 }
 
 // scope puts a context in our namespace.
@@ -185,6 +237,7 @@ func (m *maker) version(ctx context.Context) (string, error) {
 // Close waits for what is being removed, or for ctx, and leaves the rest to
 // the next start.
 func (m *maker) Close(ctx context.Context) error {
+	m.endPulls()
 	gone := make(chan struct{})
 	go func() { // ends with the work
 		m.working.Wait()

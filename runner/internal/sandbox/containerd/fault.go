@@ -12,6 +12,8 @@ import (
 	"github.com/bigwave/bigwave/runner/internal/sandbox/box"
 )
 
+const unknownFailure = "the sandbox could not be made"
+
 // startError says in public words why a container could not be made. What
 // containerd said goes to the runner's log.
 func startError(err error) error {
@@ -38,8 +40,10 @@ func startError(err error) error {
 		return failed("containerd does not answer on this runner")
 	case errors.Is(err, syscall.ENOSPC), has("no space left on device"):
 		return failed("the disk that holds this runner's containers is full")
-	case has("runtime", "shim") && has("not installed", "executable file not found", "no such file", "invalid runtime name", "unknown"):
+	case has("failed to start shim", "executable file not found"):
 		return failed("the container runtime that this runner's settings name can't be started")
+	case has("snapshotter not loaded"):
+		return failed("containerd does not have the snapshotter that this runner's settings name")
 	case strings.HasPrefix(text, "snapshot: "):
 		return failed("the snapshotter could not give the sandbox a root")
 	case strings.HasPrefix(text, "container: "):
@@ -49,7 +53,7 @@ func startError(err error) error {
 	case strings.HasPrefix(text, "meet the init: "):
 		return failed("the sandbox's first process did not come up")
 	}
-	return failed("the sandbox could not be made")
+	return failed(unknownFailure)
 }
 
 // forget drops what is remembered of an image when a start failed over it: it

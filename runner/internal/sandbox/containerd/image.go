@@ -3,12 +3,14 @@ package containerd
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/containerd/containerd"
 	"github.com/containerd/containerd/content"
 	"github.com/containerd/containerd/errdefs"
+	"github.com/containerd/containerd/platforms"
 	"github.com/containerd/containerd/reference/docker"
 	"github.com/opencontainers/image-spec/identity"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -41,12 +43,12 @@ func (m *maker) Image(ctx context.Context, base string) (box.Image, error) {
 		return box.Image{}, err
 	}
 	ctx = m.scope(ctx)
-	image, err := client.GetImage(ctx, named.String())
+	image, err := m.look(ctx, client, named.String())
 	if errdefs.IsNotFound(err) {
 		if err := m.pull(ctx, named); err != nil {
 			return box.Image{}, err
 		}
-		image, err = client.GetImage(ctx, named.String())
+		image, err = m.look(ctx, client, named.String())
 	}
 	if err != nil {
 		return box.Image{}, startError(fmt.Errorf("look for the image: %w", err))
@@ -68,12 +70,33 @@ func (m *maker) Image(ctx context.Context, base string) (box.Image, error) {
 	return found, nil
 }
 
+// look asks containerd for an image, and does not wait for one that hangs.
+func (m *maker) look(ctx context.Context, client *containerd.Client, name string) (containerd.Image, error) {
+	timed, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	image, err := client.GetImage(timed, name)
+	if err != nil && timed.Err() != nil && ctx.Err() == nil {
+		return nil, m.silent(err)
+	}
+	return image, err
+}
+
 // broken says why an image that is there can't be used.
 func broken(name string, err error) error {
-	if e := startError(err); !strings.HasPrefix(e.Error(), "the sandbox could not be made") {
+	if foreign, ok := errors.AsType[*foreignError](err); ok {
+		return unavailable(nil, "the image %s %v", name, foreign)
+	}
+	if e := startError(err); !strings.HasPrefix(e.Error(), unknownFailure) {
 		return e
 	}
 	return unavailable(err, "the image %s is on this runner, but can't be unpacked", name)
+}
+
+// foreignError is an image of another kind of machine.
+type foreignError struct{ platform string }
+
+func (e *foreignError) Error() string {
+	return fmt.Sprintf("is for %s, and this runner is %s", e.platform, platforms.DefaultString())
 }
 
 // unpack makes the image's layers a snapshot, if they are not one.
@@ -100,6 +123,9 @@ func (m *maker) unpack(ctx context.Context, image containerd.Image) (ready, erro
 	var config imagespec.Image
 	if err := json.Unmarshal(blob, &config); err != nil {
 		return ready{}, fmt.Errorf("the image's configuration: %w", err)
+	}
+	if p := config.Platform; p.Architecture != "" && !platforms.Default().Match(platforms.Normalize(p)) {
+		return ready{}, &foreignError{platforms.Format(p)}
 	}
 	return ready{chain: identity.ChainID(layers).String(), env: config.Config.Env}, nil
 }

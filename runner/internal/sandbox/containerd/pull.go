@@ -6,26 +6,36 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/containerd/containerd"
+	"github.com/containerd/containerd/errdefs"
 	"github.com/containerd/containerd/images"
 	"github.com/containerd/containerd/platforms"
 	"github.com/containerd/containerd/reference/docker"
 	"github.com/containerd/containerd/remotes"
 	remote "github.com/containerd/containerd/remotes/docker"
+	remoteerrors "github.com/containerd/containerd/remotes/errors"
+	"github.com/containerd/log"
 	imagespec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/sirupsen/logrus"
 
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 )
 
 // pullTimeout is how long one image may take. Starts that wait for it may give
 // up earlier; it goes on for those that come later.
-const pullTimeout = 15 * time.Minute
+const (
+	pullTimeout      = 15 * time.Minute
+	answerOfRegistry = time.Minute // until the first byte of each
+)
 
 // pull is one under way.
 type pull struct {
@@ -62,8 +72,9 @@ func (m *maker) pull(ctx context.Context, named docker.Named) error {
 }
 
 func (m *maker) fetch(named docker.Named) error {
-	ctx, cancel := context.WithTimeout(m.scope(m.life), pullTimeout)
+	ctx, cancel := context.WithTimeout(m.scope(m.pulling), pullTimeout)
 	defer cancel()
+	ctx = log.WithLogger(ctx, quiet()) // it writes addresses as they are
 	began := time.Now()
 	client, err := m.connect()
 	if err != nil {
@@ -86,11 +97,24 @@ func (m *maker) fetch(named docker.Named) error {
 	return nil
 }
 
-// resolver speaks to the allowed registries only: also a redirect of one, or
-// the realm it sends us to, gets credentials only if it is that host.
+// resolver speaks to the image's registry with the credentials of that host.
 func (m *maker) resolver() remotes.Resolver {
 	credentials := func(host string) (string, string, error) { return credentialsOf(m.cfg.AuthFile, host) }
-	return newResolver(credentials, m.cfg.PlainHTTP)
+	plain := func(host string) (bool, error) { return slices.Contains(m.cfg.PlainHTTP, host), nil }
+	base := http.DefaultTransport.(*http.Transport).Clone()
+	base.ResponseHeaderTimeout = answerOfRegistry
+	client := &http.Client{Transport: &guard{next: base, registries: m.cfg.Registries, plain: m.cfg.PlainHTTP}}
+	authorizer := remote.NewDockerAuthorizer(remote.WithAuthClient(client), remote.WithAuthCreds(credentials))
+	return remote.NewResolver(remote.ResolverOptions{
+		Hosts: remote.ConfigureDefaultRegistries(remote.WithClient(client), remote.WithAuthorizer(authorizer), remote.WithPlainHTTP(plain)),
+	})
+}
+
+// quiet is a logger of containerd's kind that says nothing.
+func quiet() *log.Entry {
+	l := logrus.New()
+	l.SetOutput(io.Discard)
+	return logrus.NewEntry(l)
 }
 
 // sizer refuses an image whose layers are too large before any is fetched.
@@ -104,19 +128,19 @@ func (s *sizer) wrap(next images.Handler) images.Handler {
 		}
 		var total int64
 		for _, c := range children {
+			if c.Size < 0 || c.Size > s.most-total {
+				return nil, &tooLargeError{s.most}
+			}
 			total += c.Size
-		}
-		if total > s.most {
-			return nil, &tooLargeError{total, s.most}
 		}
 		return children, nil
 	})
 }
 
-type tooLargeError struct{ size, most int64 }
+type tooLargeError struct{ most int64 }
 
 func (e *tooLargeError) Error() string {
-	return fmt.Sprintf("it has %d MiB, more than the %d MiB that this runner takes", e.size>>20, e.most>>20)
+	return fmt.Sprintf("it has more than the %d MiB that this runner takes", e.most>>20)
 }
 
 // pullError tells what the registry said, without what it was asked with.
@@ -124,10 +148,57 @@ func pullError(name, host string, err error) error {
 	if e, ok := errors.AsType[*sandbox.StartError](err); ok {
 		return e
 	}
-	if large, ok := errors.AsType[*tooLargeError](err); ok {
-		return unavailable(err, "the image %s can't be pulled: %v", name, large)
+	cause := errors.New(redact(err))
+	if said := registrySaid(err); said != "" {
+		return unavailable(cause, "the image %s can't be pulled from %s: %s", name, host, short(said))
 	}
-	return unavailable(err, "the image %s can't be pulled from %s: %s", name, host, short(redact(err)))
+	if e, ok := errors.AsType[*sandbox.StartError](startError(err)); ok && e.Message != unknownFailure {
+		return &sandbox.StartError{Code: e.Code, Message: e.Message, Cause: cause}
+	}
+	return unavailable(cause, "the image %s was pulled from %s, but can't be unpacked", name, host)
+}
+
+// registrySaid is what of an error comes from the registry or the way there;
+// empty: it comes from this machine.
+func registrySaid(err error) string {
+	if large, ok := errors.AsType[*tooLargeError](err); ok {
+		return large.Error()
+	}
+	if astray, ok := errors.AsType[*astrayError](err); ok {
+		return astray.Error()
+	}
+	if status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err); ok {
+		return "it answers " + status.Status + saidInBody(status.Body)
+	}
+	if said, ok := errors.AsType[remote.Errors](err); ok {
+		return said.Error()
+	}
+	if unknown, ok := errors.AsType[*net.DNSError](err); ok {
+		return "the name " + unknown.Name + " is not known"
+	}
+	if failed, ok := errors.AsType[*url.Error](err); ok && !errors.Is(err, context.Canceled) {
+		return failed.Err.Error()
+	}
+	switch {
+	case errors.Is(err, remote.ErrInvalidAuthorization):
+		return "it does not take this runner's credentials for it"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "it takes too long"
+	case errdefs.IsNotFound(err):
+		return "it has no such image"
+	case errdefs.IsFailedPrecondition(err):
+		return "what it sends is not what the image says"
+	}
+	return ""
+}
+
+// saidInBody is the message of a registry's error.
+func saidInBody(body []byte) string {
+	var answer remote.Errors
+	if json.Unmarshal(body, &answer) != nil || len(answer) == 0 {
+		return ""
+	}
+	return ": " + answer.Error()
 }
 
 // short bounds what a registry says.
@@ -157,6 +228,10 @@ func redact(err error) string {
 	return strings.Join(words, " ")
 }
 
+func unusable(cause error) error {
+	return unavailable(cause, "this runner's credentials for registries can't be read")
+}
+
 // credentialsOf reads a file as docker login writes it. It is read each time,
 // so that a rotated password needs no restart.
 func credentialsOf(path, host string) (user, secret string, err error) {
@@ -165,7 +240,7 @@ func credentialsOf(path, host string) (user, secret string, err error) {
 	}
 	blob, err := os.ReadFile(path)
 	if err != nil {
-		return "", "", fmt.Errorf("the registries' credentials: %w", err)
+		return "", "", unusable(err)
 	}
 	var file struct {
 		Auths map[string]struct {
@@ -173,7 +248,7 @@ func credentialsOf(path, host string) (user, secret string, err error) {
 		}
 	}
 	if err := json.Unmarshal(blob, &file); err != nil {
-		return "", "", fmt.Errorf("the registries' credentials: %s is not JSON as docker login writes it", path)
+		return "", "", unusable(fmt.Errorf("%s is not JSON as docker login writes it", path))
 	}
 	names := []string{host, "https://" + host, "http://" + host, "https://" + host + "/v1/", "https://" + host + "/v2/"}
 	if host == "registry-1.docker.io" {
@@ -192,21 +267,9 @@ func credentialsOf(path, host string) (user, secret string, err error) {
 		plain, err := base64.StdEncoding.DecodeString(entry.Auth)
 		user, secret, ok = strings.Cut(string(plain), ":")
 		if err != nil || !ok {
-			return "", "", fmt.Errorf("the registries' credentials: the auth of %s is not base64 of user:password", name)
+			return "", "", unusable(fmt.Errorf("the auth of %s is not base64 of user:password", name))
 		}
 		return user, secret, nil
 	}
 	return "", "", nil
-}
-
-func newResolver(credentials func(string) (string, string, error), plain []string) remotes.Resolver {
-	client := &http.Client{Transport: http.DefaultTransport.(*http.Transport).Clone()}
-	authorizer := remote.NewDockerAuthorizer(remote.WithAuthClient(client), remote.WithAuthCreds(credentials))
-	return remote.NewResolver(remote.ResolverOptions{
-		Hosts: remote.ConfigureDefaultRegistries(
-			remote.WithClient(client),
-			remote.WithAuthorizer(authorizer),
-			remote.WithPlainHTTP(func(host string) (bool, error) { return slices.Contains(plain, host), nil }),
-		),
-	})
 }

@@ -139,6 +139,12 @@ func (d *Daemon) Kill() {
 	<-d.ended
 }
 
+// Pause stops it from answering, as one that hangs, until Resume.
+func (d *Daemon) Pause() { _ = d.cmd.Process.Signal(syscall.SIGSTOP) }
+
+// Resume ends a Pause.
+func (d *Daemon) Resume() { _ = d.cmd.Process.Signal(syscall.SIGCONT) }
+
 // Restart starts it again after Kill.
 func (d *Daemon) Restart() error { return d.run(d.cmd.Path) }
 
