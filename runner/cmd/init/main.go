@@ -113,6 +113,9 @@ func (m *machine) build() error {
 	if trouble.Step == "" {
 		trouble = lowerSelf()
 	}
+	if trouble.Step == "" {
+		trouble = filterSelf(m.layout.Own)
+	}
 	prepareStub(m.layout)
 	prepareMasks()
 	collect()

@@ -255,6 +255,20 @@ func lowerSelf() inside.Trouble {
 	return inside.Trouble{}
 }
 
+// filterSelf takes on a filter of the init's own system calls, with all its
+// threads. What it starts has it too.
+func filterSelf(program string) inside.Trouble {
+	if program == "" {
+		return inside.Trouble{}
+	}
+	const setModeFilter, allThreads = 1, 1
+	f := filterProgram{uint16(len(program) / 8), unsafe.StringData(program)}
+	if _, _, errno := syscall.Syscall(sysSeccomp, setModeFilter, allThreads, ptr(&f)); errno != 0 {
+		return failed("load the init's system call filter", errno)
+	}
+	return inside.Trouble{}
+}
+
 func failed(step string, err error) inside.Trouble {
 	errno, ok := unwrap(err)
 	if !ok {

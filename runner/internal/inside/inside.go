@@ -75,6 +75,7 @@ type Layout struct {
 	Groups   bool   // setgroups is allowed in the user namespace
 	CgroupFD int    // index of the calls' cgroup v2 directory among the descriptors; -1: children inherit
 	Filter   string // of user code's system calls, as the kernel takes it; empty: none
+	Own      string // the init's own, which user code is under too; empty: none
 	Landlock uint32 // the Landlock ABI that fences files once more; 0: none
 	Limits   Rlimits
 	Steps    []Step
@@ -139,6 +140,7 @@ func AppendLayout(b []byte, l Layout) []byte {
 	b = appendBool(b, l.Groups)
 	b = appendUint32(b, uint32(l.CgroupFD))
 	b = appendString(b, l.Filter)
+	b = appendString(b, l.Own)
 	b = appendUint32(b, l.Landlock)
 	b = appendRlimits(b, l.Limits)
 	b = appendUint32(b, uint32(len(l.Steps)))
@@ -170,6 +172,7 @@ func ParseLayout(b []byte) (Layout, error) {
 		Groups:   r.bool(),
 		CgroupFD: int(int32(r.uint32())),
 		Filter:   r.string(),
+		Own:      r.string(),
 		Landlock: r.uint32(),
 		Limits:   r.rlimits(),
 	}

@@ -1,11 +1,32 @@
 package seccomp
 
 import (
+	"maps"
+	"slices"
 	"strings"
 	"syscall"
 
 	"golang.org/x/net/bpf"
 )
+
+// rules say what a filter does with each call: later ones win.
+type rules struct {
+	allowed, absent, idle []string
+	examined              map[string][]bpf.Instruction
+}
+
+var ofUsers = rules{allowed, absent, idle, examined}
+
+// ofInit allows what user code may do with some arguments only, and what makes
+// namespaces, mounts and users.
+var ofInit = rules{
+	allowed: slices.Concat(allowed, idle, slices.Collect(maps.Keys(examined)), initOnly),
+	absent:  slices.DeleteFunc(slices.Clone(absent), func(name string) bool { return slices.Contains(initOnly, name) }),
+}
+
+var initOnly = words(`
+	clone3 mount umount2 pivot_root move_mount open_tree mount_setattr fsopen fsconfig fsmount sethostname keyctl
+`)
 
 // allowed are the calls that need no look at their arguments. A name that an
 // architecture lacks means nothing there. What is known and not here gets EPERM.

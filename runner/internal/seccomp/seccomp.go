@@ -1,5 +1,6 @@
-// Package seccomp makes the system call filter of user code: what is not
+// Package seccomp makes the system call filters of a sandbox: what is not
 // allowed is refused, with an errno that libraries know how to fall back from.
+// User code has one; the init has a wider one, which user code is under as well.
 //
 // The result is classic BPF as the kernel takes it. It is a search tree over
 // the call's number, since the kernel runs the filter once for every number
@@ -31,11 +32,18 @@ const (
 	offArgs   = 16
 )
 
-// Program returns the filter for an architecture as Go names it, as an array
-// of the kernel's sock_filter. Calls by another architecture's numbers end the
-// process; x32 numbers are unknown ones.
-func Program(goarch string) ([]byte, error) {
-	instructions, err := assemble(goarch)
+// Program returns the filter of user code for an architecture as Go names it,
+// as an array of the kernel's sock_filter. Calls by another architecture's
+// numbers end the process; x32 numbers are unknown ones.
+func Program(goarch string) ([]byte, error) { return program(goarch, ofUsers) }
+
+// InitProgram returns the filter of the init and its supervisors. They have
+// capabilities, on a cluster's runners the host's: it leaves them what making a
+// sandbox and a call takes, and none of what reaches the kernel itself.
+func InitProgram(goarch string) ([]byte, error) { return program(goarch, ofInit) }
+
+func program(goarch string, r rules) ([]byte, error) {
+	instructions, err := assemble(goarch, r)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +60,7 @@ func Program(goarch string) ([]byte, error) {
 	return b, nil
 }
 
-func assemble(goarch string) ([]bpf.Instruction, error) {
+func assemble(goarch string, r rules) ([]bpf.Instruction, error) {
 	var info *arch.Info
 	switch goarch {
 	case "amd64":
@@ -63,7 +71,7 @@ func assemble(goarch string) ([]bpf.Instruction, error) {
 		return nil, fmt.Errorf("no system call filter for %s", goarch)
 	}
 	var s search
-	s.add(ranges(info.SyscallNames))
+	s.add(ranges(info.SyscallNames, r))
 	body, err := s.instructions()
 	if err != nil {
 		return nil, err
@@ -92,29 +100,29 @@ type span struct {
 }
 
 // ranges gives every number there is a verdict.
-func ranges(numbers map[string]int) []span {
+func ranges(numbers map[string]int, r rules) []span {
 	verdicts := map[int]verdict{}
 	last := 0
 	for _, number := range numbers { // the kernel has it and we do not allow it
 		verdicts[number] = refuse(syscall.EPERM)
 		last = max(last, number)
 	}
-	for _, name := range allowed {
+	for _, name := range r.allowed {
 		if number, ok := numbers[name]; ok {
 			verdicts[number] = verdict{answer: retAllow}
 		}
 	}
-	for _, name := range absent {
+	for _, name := range r.absent {
 		if number, ok := numbers[name]; ok {
 			verdicts[number] = refuse(syscall.ENOSYS)
 		}
 	}
-	for _, name := range idle {
+	for _, name := range r.idle {
 		if number, ok := numbers[name]; ok {
 			verdicts[number] = refuse(0)
 		}
 	}
-	for name, code := range examined {
+	for name, code := range r.examined {
 		if number, ok := numbers[name]; ok {
 			verdicts[number] = verdict{code: code}
 		}

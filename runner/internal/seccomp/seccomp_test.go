@@ -32,7 +32,12 @@ var machines = map[string]*arch.Info{"amd64": arch.X86_64, "arm64": arch.AARCH64
 
 func machine(t *testing.T, goarch string) *bpf.VM {
 	t.Helper()
-	instructions, err := assemble(goarch)
+	return machineOf(t, goarch, ofUsers)
+}
+
+func machineOf(t *testing.T, goarch string, r rules) *bpf.VM {
+	t.Helper()
+	instructions, err := assemble(goarch, r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,6 +85,29 @@ func TestEveryNumber(t *testing.T) {
 				if got := run(t, vm, other.ID, number); got != retKill {
 					t.Fatalf("%s on %s, %d: got %#x", other.Name, goarch, number, got)
 				}
+			}
+		}
+	}
+}
+
+// TestInit: what user code may do the init may too, or a call could not; and
+// what reaches the kernel itself nobody may.
+func TestInit(t *testing.T) {
+	for goarch, info := range machines {
+		vm := machineOf(t, goarch, ofInit)
+		for number := range uint32(1000) {
+			name := info.SyscallNumbers[int(number)]
+			may := slices.Contains(slices.Concat(allowed, idle, initOnly), name) || examined[name] != nil
+			if got := run(t, vm, info.ID, number); (got == retAllow) != may {
+				t.Errorf("%s %d %s: got %#x", goarch, number, name, got)
+			}
+		}
+		for _, name := range words(`init_module finit_module delete_module kexec_load kexec_file_load bpf perf_event_open ptrace
+			process_vm_readv process_vm_writev pidfd_getfd setns open_by_handle_at swapon swapoff reboot acct quotactl syslog
+			settimeofday clock_settime iopl ioperm io_uring_setup userfaultfd add_key request_key fanotify_init`) {
+			number, ok := info.SyscallNames[name]
+			if got := run(t, vm, info.ID, uint32(number)); ok && got == retAllow {
+				t.Errorf("%s: the init may %s", goarch, name)
 			}
 		}
 	}

@@ -169,7 +169,7 @@ func (b *Backend) leaveOut(parts []string) {
 	for _, part := range parts {
 		switch part {
 		case "seccomp":
-			b.kernel.Filter = nil
+			b.kernel.Filter, b.kernel.Own = nil, nil
 		case "landlock":
 			b.kernel.Landlock = 0
 		case "disk":

@@ -175,7 +175,7 @@ func (x *box) sendLayout() error {
 	layout.UID, layout.GID = uint32(x.ids.User), uint32(x.ids.User)
 	layout.Groups = x.b.root
 	layout.CgroupFD = -1
-	layout.Filter = string(x.b.kernel.Filter)
+	layout.Filter, layout.Own = string(x.b.kernel.Filter), string(x.b.kernel.Own)
 	layout.Landlock = uint32(x.b.kernel.Landlock)
 	var fds []int
 	if x.b.root {

@@ -15,6 +15,7 @@ import (
 // Kernel is what a kernel offers for the fence.
 type Kernel struct {
 	Filter    []byte // of user code's system calls, as the kernel takes it
+	Own       []byte // of the init's
 	FilterErr error  // why there is none; then no sandbox starts
 	Landlock  int    // the ABI in use; 0: none
 }
@@ -22,16 +23,19 @@ type Kernel struct {
 // ThisKernel asks.
 func ThisKernel() Kernel {
 	k := Kernel{Landlock: landlockABI()}
-	k.Filter, k.FilterErr = callFilter()
+	k.Filter, k.FilterErr = callFilter(seccomp.Program)
+	if k.FilterErr == nil {
+		k.Own, k.FilterErr = callFilter(seccomp.InitProgram)
+	}
 	return k
 }
 
-// callFilter returns the system call filter, if this kernel can load one.
-func callFilter() ([]byte, error) {
+// callFilter returns a system call filter, if this kernel can load one.
+func callFilter(program func(goarch string) ([]byte, error)) ([]byte, error) {
 	if err := seccompError(); err != nil {
 		return nil, err
 	}
-	return seccomp.Program(runtime.GOARCH)
+	return program(runtime.GOARCH)
 }
 
 // seccompError asks the kernel whether it knows filters that answer with an errno.

@@ -223,6 +223,23 @@ func SupervisorIsKilled(t *testing.T, make New) {
 	}
 }
 
+// InitIsFiltered looks at every thread of a sandbox's own processes: they have
+// capabilities, so a filter of theirs leaves them little to use them for.
+func InitIsFiltered(t *testing.T, make New) {
+	s := start(t, Make(t, make))
+	for _, pid := range descendants(box.InitPID(s)) {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+		if err != nil || len(tasks) == 0 {
+			t.Fatalf("process %d has no threads: %v", pid, err)
+		}
+		for _, task := range tasks {
+			if status := read(t, task); !strings.Contains(status, "\nSeccomp:\t2\n") {
+				t.Errorf("%s is not filtered:\n%s", task, status)
+			}
+		}
+	}
+}
+
 // IdleMemory adds up what an idle sandbox's own processes hold: the init, a
 // supervisor that waits and its call's process. most is in KiB.
 func IdleMemory(t *testing.T, make New, most int) {

@@ -103,6 +103,8 @@ func TestInitIsKilled(t *testing.T) { boxtest.InitIsKilled(t, backend) }
 
 func TestSupervisorIsKilled(t *testing.T) { boxtest.SupervisorIsKilled(t, backend) }
 
+func TestInitIsFiltered(t *testing.T) { boxtest.InitIsFiltered(t, backend) }
+
 func TestIdleMemory(t *testing.T) { boxtest.IdleMemory(t, backend, 6<<10) }
 
 func TestKernels(t *testing.T) { boxtest.Kernels(t, backend) }
