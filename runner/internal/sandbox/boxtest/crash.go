@@ -39,7 +39,7 @@ func Crash(t *testing.T, make New, test string, left func(cfg box.Config) int) {
 	defer far.Close()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+test+"$", fmt.Sprintf("-test.short=%v", testing.Short()))
 	cmd.Env = append(os.Environ(), crashEnv+"="+cfg.DataDir, farEnv+"="+far.Addr().String())
-	mounts := strings.Count(read(t, "/proc/self/mountinfo"), "\n")
+	mounts := sandboxtest.Mounts()
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "sandboxes are up") {
 		t.Fatalf("the crash did not happen: %v\n%s", err, out)
 	}

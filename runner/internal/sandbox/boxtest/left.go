@@ -33,8 +33,7 @@ type holdings struct{ loops, mounts, fds, goroutines, groups, files int }
 
 func holdingsOf(cfg box.Config) holdings {
 	h := holdings{loops: loopsOf(cfg.DataDir), goroutines: runtime.NumGoroutine()}
-	mounts, _ := os.ReadFile("/proc/self/mountinfo")
-	h.mounts = strings.Count(string(mounts), "\n")
+	h.mounts = sandboxtest.Mounts()
 	fds, _ := os.ReadDir("/proc/self/fd")
 	h.fds = len(fds)
 	files, _ := os.ReadDir(filepath.Join(cfg.DataDir, "sandboxes"))

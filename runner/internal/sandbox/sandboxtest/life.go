@@ -176,11 +176,21 @@ func counts() usage {
 	if entries, err := os.ReadDir("/proc/self/fd"); err == nil {
 		u.fds = len(entries)
 	}
-	if content, err := os.ReadFile("/proc/self/mounts"); err == nil {
-		u.mounts = strings.Count(string(content), "\n")
-	}
+	u.mounts = Mounts()
 	u.zombies = zombies()
 	return u
+}
+
+// Mounts counts the host's, without the roots of anybody's containers.
+func Mounts() int {
+	content, _ := os.ReadFile("/proc/self/mountinfo")
+	n := 0
+	for line := range strings.Lines(string(content)) {
+		if !strings.Contains(line, "containerd") {
+			n++
+		}
+	}
+	return n
 }
 
 // zombies are this process's own.
