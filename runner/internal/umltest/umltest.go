@@ -85,7 +85,7 @@ func Run(t *testing.T, m Machine) string {
 	if memory == "" {
 		memory = "2G"
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 9*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 12*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, kernel, "mem="+memory, "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro",
 		"init="+script, "con=null", "con0=null,fd:1", "con1=null", "quiet")
