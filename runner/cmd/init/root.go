@@ -101,7 +101,7 @@ func makeStep(s inside.Step, mount int, root string) error {
 	switch {
 	case s.Kind == inside.StepFile, s.Kind == inside.StepLink, s.Kind == inside.StepBind && s.File:
 		// What an image has there may be a link, and lead elsewhere.
-		if err := remove(target); err != nil {
+		if err := os.RemoveAll(target); err != nil {
 			return err
 		}
 	}
@@ -129,14 +129,14 @@ func makeStep(s inside.Step, mount int, root string) error {
 	return syscall.EINVAL
 }
 
-func remove(target string) error {
-	if err := os.Remove(target); err != nil && !os.IsNotExist(err) {
-		return err
-	}
-	return nil
-}
-
+// appendTo makes a file of its own of anything but a file: what an image has
+// there may be a link, or a pipe that nobody reads.
 func appendTo(target, data string, mode os.FileMode) error {
+	if info, err := os.Lstat(target); err == nil && !info.Mode().IsRegular() {
+		if err := os.RemoveAll(target); err != nil {
+			return err
+		}
+	}
 	file, err := os.OpenFile(target, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW, mode)
 	if err != nil {
 		return err

@@ -50,6 +50,7 @@ type Config struct {
 	Follow      bool          // spares are of the image that was started last, not of the standard one
 	RefillAfter time.Duration // how long after a start the next spare is made; 5 ms if 0
 	AtOnce      int           // sandboxes being made at once; twice the cores if 0, at least 4
+	MakeWithin  time.Duration // how long one may take; 30 s if 0
 
 	Egress egress.Config // how sandboxes reach what their policy lists
 
@@ -72,7 +73,6 @@ type Config struct {
 const (
 	closeTimeout   = 5 * time.Second
 	closesAtOnce   = 16
-	prepareTimeout = 30 * time.Second // of a spare; Start has its caller's
 	idsPerSandbox  = 65536
 	defaultUIDBase = 1879048192
 	userID         = 1000 // of user code, above a sandbox's first id
@@ -121,6 +121,7 @@ func New(cfg Config, maker Maker) (*Backend, error) {
 	// Made at once, it would slow the first call of the sandbox that took the last one.
 	cfg.RefillAfter = cmp.Or(cfg.RefillAfter, 5*time.Millisecond)
 	cfg.AtOnce = cmp.Or(cfg.AtOnce, max(4, 2*runtime.GOMAXPROCS(0)))
+	cfg.MakeWithin = cmp.Or(cfg.MakeWithin, 30*time.Second)
 	cfg.RoomOf = cmp.Or(cfg.RoomOf, cfg.DataDir)
 	if cfg.Space == nil {
 		cfg.Space = spaceOf

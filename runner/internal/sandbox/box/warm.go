@@ -2,6 +2,8 @@ package box
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -73,7 +75,8 @@ func (b *Backend) drop(x *box) {
 	})
 }
 
-// prepareInTurn is prepare for one of the few that are made at once.
+// prepareInTurn is prepare for one of the few that are made at once, and not
+// for ever: an image can keep a runtime from coming to its end.
 func (b *Backend) prepareInTurn(ctx context.Context, image Image) (*box, error) {
 	select {
 	case b.making <- struct{}{}:
@@ -81,7 +84,15 @@ func (b *Backend) prepareInTurn(ctx context.Context, image Image) (*box, error) 
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	return b.prepare(ctx, image)
+	ctx, cancel := context.WithTimeoutCause(ctx, b.cfg.MakeWithin, &sandbox.StartError{
+		Code: "start_failed", Message: fmt.Sprintf("the sandbox did not come up within %v", b.cfg.MakeWithin),
+	})
+	defer cancel()
+	x, err := b.prepare(ctx, image)
+	if err != nil && ctx.Err() != nil {
+		return nil, errors.Join(context.Cause(ctx), err)
+	}
+	return x, err
 }
 
 // fill makes spares in the background until there are enough, one at a time.
@@ -110,7 +121,7 @@ func (b *Backend) fillUp() {
 
 // makeSpare makes one of what is wanted.
 func (b *Backend) makeSpare() (*box, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), prepareTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), b.cfg.MakeWithin)
 	defer cancel()
 	b.mu.Lock()
 	wanted := b.wanted

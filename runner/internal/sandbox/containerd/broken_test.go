@@ -38,14 +38,17 @@ type smallImage struct {
 	without  []digest.Digest // of what is not stored
 }
 
-// small makes an image with these files.
-func small(files map[string]string) *smallImage {
+// small makes an image with these files, and with others that have no content.
+func small(files map[string]string, others ...tar.Header) *smallImage {
 	var plain, packed bytes.Buffer
 	w := tar.NewWriter(&plain)
 	for name, text := range files {
 		must(w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(text)), Typeflag: tar.TypeReg}))
 		_, err := w.Write([]byte(text))
 		must(err)
+	}
+	for _, other := range others {
+		must(w.WriteHeader(&other))
 	}
 	must(w.Close())
 	z := gzip.NewWriter(&packed)
@@ -225,6 +228,73 @@ func TestImageWithoutInterpreters(t *testing.T) {
 		t.Error(err)
 	}
 	mustLeaveNothing(t, cfg)
+}
+
+// TestHostileImages have something else where the sandbox's own files go. A
+// start works or fails, but neither hangs nor touches anything of the host.
+func TestHostileImages(t *testing.T) {
+	ctx, c := client(t)
+	b, cfg := plain(t, func(c *Config) { c.MakeWithin = 5 * time.Second })
+	link := func(name, to string) tar.Header {
+		return tar.Header{Name: name, Linkname: to, Typeflag: tar.TypeSymlink, Mode: 0o777}
+	}
+	pipe := func(name string) tar.Header { return tar.Header{Name: name, Typeflag: tar.TypeFifo, Mode: 0o666} }
+	device := func(name string, major, minor int64) tar.Header {
+		return tar.Header{Name: name, Typeflag: tar.TypeChar, Mode: 0o666, Devmajor: major, Devminor: minor}
+	}
+	host := filepath.Join(t.TempDir(), "host")
+	if err := os.WriteFile(host, []byte("untouched"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	hostname, _ := os.Hostname()
+	for name, image := range map[string]*smallImage{
+		"pipes":         small(nil, pipe("etc/passwd"), pipe("etc/group"), pipe("etc/hosts"), pipe("etc/resolv.conf"), pipe("etc/hostname")),
+		"directories":   small(map[string]string{"etc/passwd/x": "x", "etc/hosts/x/y": "x", "etc/group/x": "x", "dev/null/x": "x"}),
+		"links":         small(nil, link("etc/passwd", host), link("etc/hosts", host), link("etc/group", "/proc/1/root"+host), link("etc/resolv.conf", "../../../.."+host)),
+		"kernel":        small(nil, link("etc", "/proc/sys/kernel")),
+		"run":           small(nil, link("run", "/etc"), link("tmp", "/proc/1/root"), link("var/tmp", "/")),
+		"dev":           small(nil, link("dev", "/")),
+		"workspace":     small(nil, link("workspace", "/etc")),
+		"workspace too": small(map[string]string{"workspace": "a file"}),
+		"memory":        small(nil, device("dev/null", 1, 1), device("dev/zero", 1, 2), device("etc/hosts", 1, 1)),
+		"proc":          small(map[string]string{"proc": "a file"}),
+		"own":           small(map[string]string{"run/bigwave/init": "x", "run/bigwave/socket": "x", "run/empty": "x"}),
+	} {
+		image.store(ctx, t, c, "docker.io/test/hostile:1")
+		begun := time.Now()
+		s, err := b.Start(t.Context(), sandbox.Spec{ID: "hostile", Policy: of("test/hostile:1")})
+		if took := time.Since(begun); took > 20*time.Second {
+			t.Errorf("%s: took %v", name, took)
+		}
+		if err != nil {
+			t.Logf("%s: %v", name, err)
+			if e, ok := errors.AsType[*sandbox.StartError](err); !ok || e.Code != "start_failed" {
+				t.Errorf("%s: got %v", name, err)
+			}
+		} else {
+			e, err := s.Exec(t.Context(), sandbox.Process{ID: "w", Program: sandbox.FileWrite, Path: "f", Input: []byte("x")})
+			if err != nil || e.File == nil || e.File.Errno != "" {
+				t.Errorf("%s: got %+v, %v", name, e, err)
+			}
+			if err := s.Close(t.Context()); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if content, err := os.ReadFile(host); string(content) != "untouched" {
+			t.Fatalf("%s: the host's file holds %q, %v", name, content, err)
+		}
+		if now, _ := os.Hostname(); now != hostname {
+			t.Fatalf("%s: the host is called %s", name, now)
+		}
+	}
+	mustLeaveNothing(t, cfg)
+	s, err := b.Start(t.Context(), sandbox.Spec{ID: "good", Policy: sandboxtest.Policy()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestWrongSettings name what containerd does not have.
