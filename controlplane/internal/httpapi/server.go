@@ -115,6 +115,18 @@ var routes = []Route{
 	{http.MethodPost, "/admin/api-keys", Admin, (*Server).createKey},
 	{http.MethodDelete, "/admin/api-keys/:key", Admin, (*Server).revokeKey},
 
+	{http.MethodGet, "/admin/groups", Admin, (*Server).listGroups},
+	{http.MethodPost, "/admin/groups", Admin, (*Server).createGroup},
+	{http.MethodGet, "/admin/groups/:group", Admin, (*Server).getGroup},
+	{http.MethodPatch, "/admin/groups/:group", Admin, (*Server).updateGroup},
+	{http.MethodDelete, "/admin/groups/:group", Admin, (*Server).deleteGroup},
+	{http.MethodGet, "/admin/groups/:group/members", Admin, (*Server).listMembers},
+	{http.MethodPost, "/admin/groups/:group/members", Admin, (*Server).addMember},
+	{http.MethodDelete, "/admin/groups/:group/members/:user", Admin, (*Server).removeMember},
+
+	{http.MethodGet, "/admin/permissions", Admin, (*Server).getPermissions},
+	{http.MethodPut, "/admin/permissions", Admin, (*Server).putPermissions},
+
 	{http.MethodGet, "/admin/workspace-tools", Admin, (*Server).listWorkspaceTools},
 	{http.MethodGet, "/admin/workspace-tools/:name", Admin, (*Server).getWorkspaceTool},
 	{http.MethodPut, "/admin/workspace-tools/:name", Admin, (*Server).putWorkspaceTool},
