@@ -120,7 +120,7 @@ func TestItServesAndStopsAndComesBack(t *testing.T) {
 			t.Error("the token is in the log")
 		}
 	}
-	for _, name := range []string{"keys/controlplane.key", "nats/runner.json", "nats/controlplane.json"} {
+	for _, name := range []string{"keys/controlplane.key", "nats/runner.json", "nats/controlplane.json", "secret-key"} {
 		st, err := os.Stat(dir + "/" + name)
 		if err != nil {
 			t.Fatal(err)
