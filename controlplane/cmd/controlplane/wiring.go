@@ -85,7 +85,7 @@ func wire(cfg config.Config, log *slog.Logger, signer *envelope.Signer, db *stor
 		Store: db, LostAfter: cfg.RunnerLostAfter, Hearing: d.Hearing, Settled: d.Settled, Now: time.Now, Log: log,
 	}
 	run := &runs.Service{
-		Store: db, Tools: sources, Dispatcher: d, Fleet: machines, Pool: cfg.Pool, Replica: replica, Sole: cfg.Personal(),
+		Store: db, Tools: sources, Python: pythonTools, Dispatcher: d, Fleet: machines, Pool: cfg.Pool, Replica: replica, Sole: cfg.Personal(),
 		MaxOpen: cfg.MaxRunsPerSession, StartWait: cfg.StartWait, ClaimWait: cfg.ClaimWait, Now: time.Now, NewID: newID, Log: log,
 	}
 	sessions := &session.Service{
