@@ -166,7 +166,8 @@ func (s *Service) Update(ctx context.Context, p identity.Principal, id string, f
 	if t, err = s.filled(ctx, t, f); err != nil {
 		return Tool{}, err
 	}
-	if t.Grants = nil; f.GrantsGiven {
+	t.Grants = nil // those that are there stay
+	if f.GrantsGiven {
 		t.Grants = s.grants(f.Grants, may.PublicTools)
 	}
 	t, err = s.Store.UpdatePythonTool(ctx, t, before, s.event(p, audit.PythonToolUpdate, t.ID, t.Digest()))
