@@ -19,6 +19,7 @@ CREATE TABLE tools (
 	name               TEXT NOT NULL,
 	content            TEXT NOT NULL,
 	specs              TEXT NOT NULL,
+	spoken             TEXT NOT NULL, -- by function, what models are told of it
 	description        TEXT,          -- NULL: none was given
 	manifest           TEXT NOT NULL,
 	valves_schema      TEXT,          -- NULL: the tool has no such class

@@ -14,11 +14,11 @@ func newDescriber() pytool.Describer { return noRunner{} }
 
 type noRunner struct{}
 
-func (noRunner) Describe(context.Context, string, string) (pytool.Description, error) {
+func (noRunner) Describe(context.Context, pytool.Source, json.RawMessage) (pytool.Description, error) {
 	return pytool.Description{}, errNoRunner()
 }
 
-func (noRunner) ValidateValves(context.Context, string, pytool.ValvesCheck) (json.RawMessage, error) {
+func (noRunner) ValidateValves(context.Context, pytool.Source, pytool.ValvesCheck) (json.RawMessage, error) {
 	return nil, errNoRunner()
 }
 

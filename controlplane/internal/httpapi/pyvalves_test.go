@@ -184,6 +184,35 @@ func TestFunctionsOfPythonToolsInTheRegistry(t *testing.T) {
 	c.do("GET", "/v1/tools?tool_ids="+strings.Repeat("t,", 64)+"t", c.token["owner"], "").problem(400, "invalid", "tool_ids")
 }
 
+func TestWhatModelsAreToldFollowsTheValves(t *testing.T) {
+	a := newAPI(t)
+	source := valvesTool + "# says forecast: asks {api_key}\n"
+	a.admin("POST", "/api/tools/create", form("t", "T", source)).want(200)
+	told := func() string {
+		t.Helper()
+		for _, x := range a.admin("GET", "/v1/tools?tool_ids=t", "").want(200).object()["tools"].([]any) {
+			if f := x.(map[string]any)["function"].(map[string]any); f["name"] == "forecast" {
+				return f["description"].(string)
+			}
+		}
+		return ""
+	}
+	if got := told(); got != "asks {api_key}" {
+		t.Errorf("at first %q", got)
+	}
+	a.admin("POST", "/api/tools/id/t/valves/update", `{"api_key":"them"}`).want(200)
+	if got := told(); got != "asks them" {
+		t.Errorf("once set %q", got)
+	}
+	if got := fmt.Sprint(a.admin("GET", "/api/tools/id/t", "").object()["specs"]); !strings.Contains(got, "about forecast") {
+		t.Errorf("the specs follow as well: %s", got)
+	}
+	a.admin("POST", "/api/tools/id/t/update", form("t", "T", strings.Replace(source, "asks", "begs", 1))).want(200)
+	if got := told(); got != "begs them" {
+		t.Errorf("with another source %q", got)
+	}
+}
+
 func TestABrokenToolBreaksNoList(t *testing.T) {
 	a := newAPI(t)
 	member, _ := a.tenant(identity.DefaultWorkspace, identity.Member)

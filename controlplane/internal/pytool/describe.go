@@ -16,19 +16,28 @@ import (
 // it is Unavailable. What it returns was made by the source, and is believed
 // no further than Service checks it.
 type Describer interface {
-	// Describe loads a source and asks what is in it.
-	Describe(ctx context.Context, workspace, content string) (Description, error)
+	// Describe loads a source and asks what is in it. With valves (nil: none)
+	// they are set first, as for a call: they may change what models are told.
+	Describe(ctx context.Context, src Source, valves json.RawMessage) (Description, error)
 	// ValidateValves returns the values that were set, as the class in the
 	// source takes them.
-	ValidateValves(ctx context.Context, workspace string, v ValvesCheck) (json.RawMessage, error)
+	ValidateValves(ctx context.Context, src Source, v ValvesCheck) (json.RawMessage, error)
+}
+
+// Source is what a Describer runs.
+type Source struct {
+	Workspace string // whose sandbox it is, and whose policy holds there
+	ID        string // of the tool; its module is named after it
+	Content   string
 }
 
 // Description is what a source says of itself.
 type Description struct {
-	Specs       json.RawMessage // [{name, description, parameters}]
-	Manifest    json.RawMessage // object of strings; nil: {}
-	Valves      json.RawMessage // JSON schema; nil or null: no class Valves
-	UserValves  json.RawMessage // likewise of UserValves
+	Specs       json.RawMessage   // [{name, description, parameters}]
+	Spoken      map[string]string // by function: what models are told of it; may be nil
+	Manifest    json.RawMessage   // object of strings; nil: {}
+	Valves      json.RawMessage   // JSON schema; nil or null: no class Valves
+	UserValves  json.RawMessage   // likewise of UserValves
 	Citation    bool
 	FileHandler bool
 }
@@ -41,9 +50,8 @@ const (
 
 // ValvesCheck asks whether values fit a class of a source.
 type ValvesCheck struct {
-	Content string
-	Which   string
-	Values  json.RawMessage // an object without nulls
+	Which  string
+	Values json.RawMessage // an object without nulls
 }
 
 // Function is one entry of a tool's specs.
@@ -58,6 +66,7 @@ const (
 	maxFunctions    = 512
 	maxFunctionName = 256
 	maxSpecs        = 1 << 20
+	maxSpoken       = 1 << 20
 	maxManifest     = 64 << 10
 	maxSchema       = 256 << 10
 	maxValves       = 256 << 10
@@ -66,7 +75,7 @@ const (
 
 // describe asks for the description of t's content and takes it into t.
 func (s *Service) describe(ctx context.Context, t Tool) (Tool, error) {
-	d, err := s.Describer.Describe(ctx, t.Workspace, t.Content)
+	d, err := s.Describer.Describe(ctx, t.source(), nil)
 	if err != nil {
 		return t, failed(err)
 	}
@@ -74,6 +83,9 @@ func (s *Service) describe(ctx context.Context, t Tool) (Tool, error) {
 		return t, err
 	}
 	if _, err := functions(t.Specs); err != nil {
+		return t, err
+	}
+	if t.Spoken, err = spoken(d.Spoken); err != nil {
 		return t, err
 	}
 	if len(d.Manifest) == 0 {
@@ -91,6 +103,54 @@ func (s *Service) describe(ctx context.Context, t Tool) (Tool, error) {
 	t.UserValves, err = schema(d.UserValves, "schema of UserValves")
 	t.Citation, t.FileHandler = d.Citation, d.FileHandler
 	return t, err
+}
+
+func (t Tool) source() Source { return Source{Workspace: t.Workspace, ID: t.ID, Content: t.Content} }
+
+// spoken admits what models are told.
+func spoken(by map[string]string) (map[string]string, error) {
+	out, size := map[string]string{}, 0
+	for name, text := range by {
+		size += len(name) + len(text)
+		out[sentence(name)] = strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
+	}
+	if len(by) > maxFunctions || size > maxSpoken {
+		return nil, said("descriptions")
+	}
+	return out, nil
+}
+
+// spokenWith is what models are told of t's functions once it is set to
+// valves; nil when the source says nothing then. It may not load: it may need
+// what a sandbox does not have, and that is for a call to say.
+func (s *Service) spokenWith(ctx context.Context, t Tool, valves json.RawMessage) map[string]string {
+	if string(valves) == "{}" {
+		return nil
+	}
+	d, err := s.Describer.Describe(ctx, t.source(), valves)
+	if err != nil {
+		return nil
+	}
+	out, err := spoken(d.Spoken)
+	if err != nil {
+		return nil
+	}
+	return out
+}
+
+// respeak takes into account what t, whose source is new, is set to.
+func (s *Service) respeak(ctx context.Context, t *Tool) error {
+	if t.Valves == nil {
+		return nil
+	}
+	valves, err := s.valves(ctx, t.Workspace, t.ID)
+	if err != nil {
+		return err
+	}
+	if with := s.spokenWith(ctx, *t, valves); with != nil {
+		t.Spoken = with
+	}
+	return nil
 }
 
 // functions reads specs; they must be a list of functions.

@@ -21,14 +21,15 @@ type Tool struct {
 	ID          string // an identifier in lower case; unique in the workspace
 	Owner       string // user id of who made it
 	Name        string
-	Content     string          // the source as its author sent it; empty in lists
-	Description *string         // nil: none was given
-	Specs       json.RawMessage // [{name, description, parameters}], a function each
-	Manifest    json.RawMessage // the frontmatter, an object of strings
-	Valves      json.RawMessage // JSON schema of its valves; nil: it has none
-	UserValves  json.RawMessage // JSON schema of what each user may set; nil: nothing
-	Citation    bool            // whether its results are cited
-	FileHandler bool            // whether it takes a chat's files itself
+	Content     string            // the source as its author sent it; empty in lists
+	Description *string           // nil: none was given
+	Specs       json.RawMessage   // [{name, description, parameters}], a function each
+	Spoken      map[string]string // by function: what models are told of it, when that isn't what specs say
+	Manifest    json.RawMessage   // the frontmatter, an object of strings
+	Valves      json.RawMessage   // JSON schema of its valves; nil: it has none
+	UserValves  json.RawMessage   // JSON schema of what each user may set; nil: nothing
+	Citation    bool              // whether its results are cited
+	FileHandler bool              // whether it takes a chat's files itself
 	Grants      []Grant
 	Revision    int64 // rises with every change of the source
 	CreatedAt   time.Time
@@ -79,7 +80,8 @@ type Store interface {
 
 	// Valves returns what a tool is set to, sealed; nil: nothing.
 	Valves(ctx context.Context, workspace, id string) ([]byte, error)
-	PutValves(ctx context.Context, workspace, id string, sealed []byte, e audit.Event) error
+	// PutValves sets t to what is sealed, with t.Spoken unless that is nil.
+	PutValves(ctx context.Context, t Tool, sealed []byte, e audit.Event) error
 	// UserValves returns what a user has set a tool to, sealed; nil: nothing.
 	UserValves(ctx context.Context, workspace, id, user string) ([]byte, error)
 	PutUserValves(ctx context.Context, workspace, id, user string, sealed []byte, e audit.Event) error

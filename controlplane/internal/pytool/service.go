@@ -166,6 +166,9 @@ func (s *Service) Update(ctx context.Context, p identity.Principal, id string, f
 	if t, err = s.filled(ctx, t, f); err != nil {
 		return Tool{}, err
 	}
+	if err := s.respeak(ctx, &t); err != nil {
+		return Tool{}, err
+	}
 	t.Grants = nil // those that are there stay
 	if f.GrantsGiven {
 		t.Grants = s.grants(f.Grants, may.PublicTools)

@@ -86,7 +86,11 @@ func (t Tool) offer() ([]tool.Tool, error) {
 		if slices.ContainsFunc(all[:i], func(o Function) bool { return o.Name == f.Name }) {
 			continue
 		}
-		out = append(out, tool.NewFunction(tool.Function{Pin: t.pin(), Digest: digest, Content: t.Content, Name: f.Name}, f.Description, f.Parameters))
+		description, ok := t.Spoken[f.Name]
+		if !ok {
+			description = f.Description
+		}
+		out = append(out, tool.NewFunction(tool.Function{Pin: t.pin(), Digest: digest, Content: t.Content, Name: f.Name}, description, f.Parameters))
 	}
 	return out, nil
 }

@@ -58,7 +58,8 @@ func (s *Service) SetValves(ctx context.Context, p identity.Principal, id string
 	if err != nil {
 		return nil, err
 	}
-	return set, found(s.Store.PutValves(ctx, t.Workspace, t.ID, sealed, s.event(p, audit.PythonToolValves, t.ID, "")))
+	t.Spoken = s.spokenWith(ctx, t, set)
+	return set, found(s.Store.PutValves(ctx, t, sealed, s.event(p, audit.PythonToolValves, t.ID, "")))
 }
 
 // UserValves returns what p has set a tool to that it may use.
@@ -120,7 +121,7 @@ func (s *Service) validate(ctx context.Context, t Tool, which string, values Val
 	if len(raw) > maxValves {
 		return nil, fault.New(fault.Invalid, "the values are larger than %d bytes", maxValves)
 	}
-	set, err := s.Describer.ValidateValves(ctx, t.Workspace, ValvesCheck{Content: t.Content, Which: which, Values: raw})
+	set, err := s.Describer.ValidateValves(ctx, t.source(), ValvesCheck{Which: which, Values: raw})
 	if err != nil {
 		return nil, withoutValues(failed(err), raw)
 	}

@@ -19,6 +19,7 @@ type pythonToolRow struct {
 	Name        string           `db:"name"`
 	Content     string           `db:"content"`
 	Specs       string           `db:"specs"`
+	Spoken      string           `db:"spoken"`
 	Description sql.Null[string] `db:"description"`
 	Manifest    string           `db:"manifest"`
 	Valves      sql.Null[string] `db:"valves_schema"`
@@ -35,7 +36,7 @@ type pythonToolRow struct {
 func (r pythonToolRow) tool() pytool.Tool {
 	t := pytool.Tool{
 		Workspace: r.Workspace, ID: r.ID, Owner: r.Owner, Name: r.Name, Content: r.Content,
-		Specs: json.RawMessage(r.Specs), Manifest: json.RawMessage(r.Manifest),
+		Specs: json.RawMessage(r.Specs), Spoken: pairs(r.Spoken), Manifest: json.RawMessage(r.Manifest),
 		Valves: optional(r.Valves), UserValves: optional(r.UserValves),
 		Citation: r.Citation, FileHandler: r.FileHandler, Revision: r.Revision, Grants: []pytool.Grant{},
 		CreatedAt: instant(r.CreatedAt), UpdatedAt: instant(r.UpdatedAt),
@@ -82,7 +83,7 @@ func (r grantRow) grant() pytool.Grant {
 
 const (
 	pythonToolColumns = `
-		t.workspace_id, t.id, t.user_id, t.name, t.specs, t.description, t.manifest, t.valves_schema, t.user_valves_schema,
+		t.workspace_id, t.id, t.user_id, t.name, t.specs, t.spoken, t.description, t.manifest, t.valves_schema, t.user_valves_schema,
 		t.citation, t.file_handler, t.revision, t.created_at, t.updated_at, u.name AS owner_name, u.role AS owner_role`
 	fromPythonTools = `
 		FROM tools t LEFT JOIN users u ON u.id = t.user_id AND u.workspace_id = t.workspace_id
@@ -92,11 +93,11 @@ const (
 	pythonToolByID              = `SELECT t.content,` + pythonToolColumns + fromPythonTools + ` AND t.id = $2`
 	insertPythonTool            = `
 		INSERT INTO tools (workspace_id, id, user_id, name, content, specs, description, manifest, valves_schema,
-			user_valves_schema, citation, file_handler, revision, created_at, updated_at)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`
+			user_valves_schema, citation, file_handler, revision, created_at, updated_at, spoken)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`
 	updatePythonTool = `
 		UPDATE tools SET name = $3, content = $4, specs = $5, description = $6, manifest = $7, valves_schema = $8,
-			user_valves_schema = $9, citation = $10, file_handler = $11, revision = $12, updated_at = $13
+			user_valves_schema = $9, citation = $10, file_handler = $11, revision = $12, updated_at = $13, spoken = $15
 		WHERE workspace_id = $1 AND id = $2 AND revision = $14`
 	revisionOfPythonTool = `SELECT revision FROM tools WHERE workspace_id = $1 AND id = $2`
 	deletePythonTool     = `DELETE FROM tools WHERE workspace_id = $1 AND id = $2`
@@ -112,8 +113,9 @@ const (
 		VALUES ($1, $2, $3, $4, $5, $6, $7)`
 	deleteGrants = `DELETE FROM access_grants WHERE workspace_id = $1 AND tool_id = $2`
 
-	valvesOfTool  = `SELECT valves FROM tools WHERE workspace_id = $1 AND id = $2`
-	putValves     = `UPDATE tools SET valves = $3, updated_at = $4 WHERE workspace_id = $1 AND id = $2`
+	valvesOfTool = `SELECT valves FROM tools WHERE workspace_id = $1 AND id = $2`
+	putValves    = `
+		UPDATE tools SET valves = $3, updated_at = $4, spoken = COALESCE($5, spoken) WHERE workspace_id = $1 AND id = $2`
 	valvesOfUser  = `SELECT valves FROM tool_user_valves WHERE workspace_id = $1 AND tool_id = $2 AND user_id = $3`
 	putUserValves = `
 		INSERT INTO tool_user_valves (workspace_id, tool_id, user_id, valves, updated_at) VALUES ($1, $2, $3, $4, $5)
@@ -173,7 +175,8 @@ func (db *DB) InsertPythonTool(ctx context.Context, t pytool.Tool, e audit.Event
 			return missing(err, "workspace", t.Workspace)
 		}
 		_, err := tx.ExecContext(ctx, insertPythonTool, t.Workspace, t.ID, t.Owner, t.Name, t.Content, string(t.Specs), t.Description,
-			string(t.Manifest), orNull(t.Valves), orNull(t.UserValves), t.Citation, t.FileHandler, t.Revision, micros(t.CreatedAt), micros(t.UpdatedAt))
+			string(t.Manifest), orNull(t.Valves), orNull(t.UserValves), t.Citation, t.FileHandler, t.Revision, micros(t.CreatedAt), micros(t.UpdatedAt),
+			pairsText(t.Spoken))
 		if duplicate(err) {
 			return fault.Wrap(err, fault.Conflict, "a Python tool %q exists already", t.ID).On("id")
 		}
@@ -200,7 +203,8 @@ func (db *DB) UpdatePythonTool(ctx context.Context, t pytool.Tool, revision int6
 			return fault.New(fault.Conflict, "the tool was changed meanwhile; read it again")
 		}
 		_, err := tx.ExecContext(ctx, updatePythonTool, t.Workspace, t.ID, t.Name, t.Content, string(t.Specs), t.Description,
-			string(t.Manifest), orNull(t.Valves), orNull(t.UserValves), t.Citation, t.FileHandler, t.Revision, micros(t.UpdatedAt), revision)
+			string(t.Manifest), orNull(t.Valves), orNull(t.UserValves), t.Citation, t.FileHandler, t.Revision, micros(t.UpdatedAt), revision,
+			pairsText(t.Spoken))
 		if err != nil {
 			return err
 		}
@@ -261,9 +265,14 @@ func (db *DB) Valves(ctx context.Context, workspace, id string) ([]byte, error) 
 }
 
 // PutValves sets a tool, which counts as a change of it at e.At.
-func (db *DB) PutValves(ctx context.Context, workspace, id string, sealed []byte, e audit.Event) error {
+func (db *DB) PutValves(ctx context.Context, t pytool.Tool, sealed []byte, e audit.Event) error {
+	var spoken *string // nil: stays
+	if t.Spoken != nil {
+		text := pairsText(t.Spoken)
+		spoken = &text
+	}
 	return db.tx(ctx, func(ctx context.Context, tx statements) error {
-		err := changed(ctx, tx, "Python tool", id, putValves, workspace, id, sealed, micros(e.At))
+		err := changed(ctx, tx, "Python tool", t.ID, putValves, t.Workspace, t.ID, sealed, micros(e.At), spoken)
 		return recorded(ctx, tx, err, e)
 	})
 }

@@ -43,7 +43,7 @@ func TestPythonToolsComeBackAsTheyWere(t *testing.T) {
 		owner, _ := join(t, people, "", "olga", identity.Admin)
 		text := "zażółć 🎨 'quoted' \"and\" \\n %_"
 		made, err := s.Create(ctx, owner, pytool.Form{
-			ID: "Tool_A", Name: text, Content: pythonSource + "# " + text, Description: &text,
+			ID: "Tool_A", Name: text, Content: pythonSource + "# says f: zażółć\n# " + text, Description: &text,
 			Grants: []pytool.Grant{{PrincipalType: "user", PrincipalID: text, Permission: "read"}, {PrincipalType: "group", PrincipalID: "g", Permission: "write"}},
 		})
 		if err != nil {
@@ -104,7 +104,7 @@ func TestPythonToolsComeBackAsTheyWere(t *testing.T) {
 func plain(t pytool.Tool) map[string]any {
 	return map[string]any{
 		"id": t.ID, "owner": t.Owner, "name": t.Name, "content": t.Content, "specs": string(t.Specs), "description": fmt.Sprint(*t.Description),
-		"manifest": string(t.Manifest), "valves": string(t.Valves), "user": string(t.UserValves), "grants": t.Grants, "revision": t.Revision,
+		"manifest": string(t.Manifest), "spoken": t.Spoken["f"], "valves": string(t.Valves), "user": string(t.UserValves), "grants": t.Grants, "revision": t.Revision,
 		"created": t.CreatedAt, "updated": t.UpdatedAt,
 	}
 }
@@ -160,7 +160,7 @@ func TestAPythonToolIsChangedByOneAtATime(t *testing.T) {
 		for name, err := range map[string]error{
 			"update":      second(db.UpdatePythonTool(ctx, stale, before.Revision, event("default", "x"))),
 			"grants":      db.PutGrants(ctx, "default", "t", nil, event("default", "x")),
-			"valves":      db.PutValves(ctx, "default", "t", []byte("x"), event("default", "x")),
+			"valves":      db.PutValves(ctx, stale, []byte("x"), event("default", "x")),
 			"user valves": db.PutUserValves(ctx, "default", "t", "u", []byte("x"), event("default", "x")),
 			"delete":      db.DeletePythonTool(ctx, "default", "t", event("default", "x")),
 			"read":        second(db.PythonTool(ctx, "default", "t")),

@@ -47,13 +47,15 @@ var (
 	class      = regexp.MustCompile(`(?m)^( *)class (Valves|UserValves)\b`)
 	field      = regexp.MustCompile(`^ +(\w+): (str|int|bool)( = (.*))?$`)
 	manifest   = regexp.MustCompile(`(?m)^([A-Za-z_]+): (.*)$`)
+	says       = regexp.MustCompile(`(?m)^# says (\w+): (.*)$`)
 	raised     = regexp.MustCompile(`(?m)^raise \w+\("(.*)"\)$`)
 	importing  = regexp.MustCompile(`(?m)^import (missing_\w+)$`)
 	schemaType = map[string]string{"str": "string", "int": "integer", "bool": "boolean"}
 )
 
 // Describe implements pytool.Describer.
-func (d *Describer) Describe(_ context.Context, _, content string) (pytool.Description, error) {
+func (d *Describer) Describe(_ context.Context, src pytool.Source, valves json.RawMessage) (pytool.Description, error) {
+	content := src.Content
 	d.ran(content)
 	if d.Err != nil {
 		return pytool.Description{}, d.Err
@@ -62,7 +64,7 @@ func (d *Describer) Describe(_ context.Context, _, content string) (pytool.Descr
 		return pytool.Description{}, err
 	}
 	out := pytool.Description{
-		Specs: specs(content), Manifest: frontmatter(content),
+		Specs: specs(content), Spoken: spoken(content, valves), Manifest: frontmatter(content),
 		Valves: schema(content, "Valves"), UserValves: schema(content, "UserValves"),
 		Citation: strings.Contains(content, "self.citation = True"), FileHandler: strings.Contains(content, "self.file_handler = True"),
 	}
@@ -114,6 +116,22 @@ func specs(content string) json.RawMessage {
 	return encoded(out)
 }
 
+// spoken follows lines such as "# says forecast: {unit}", in which valves stand
+// for themselves.
+func spoken(content string, valves json.RawMessage) map[string]string {
+	values := map[string]any{}
+	_ = json.Unmarshal(valves, &values) // none, when nothing is set
+	out := map[string]string{}
+	for _, m := range says.FindAllStringSubmatch(content, -1) {
+		text := m[2]
+		for name, v := range values {
+			text = strings.ReplaceAll(text, "{"+name+"}", fmt.Sprint(v))
+		}
+		out[m[1]] = text
+	}
+	return out
+}
+
 func frontmatter(content string) json.RawMessage {
 	out := map[string]string{}
 	if rest, ok := strings.CutPrefix(content, "\"\"\"\n"); ok {
@@ -159,8 +177,8 @@ func schema(content, name string) json.RawMessage {
 
 // ValidateValves implements pytool.Describer: as a pydantic class of plain
 // fields would, in its lax mode.
-func (d *Describer) ValidateValves(_ context.Context, _ string, v pytool.ValvesCheck) (json.RawMessage, error) {
-	d.ran(v.Content)
+func (d *Describer) ValidateValves(_ context.Context, src pytool.Source, v pytool.ValvesCheck) (json.RawMessage, error) {
+	d.ran(src.Content)
 	if d.Err != nil {
 		return nil, d.Err
 	}
@@ -168,7 +186,7 @@ func (d *Describer) ValidateValves(_ context.Context, _ string, v pytool.ValvesC
 		return d.Values(string(v.Values)), nil
 	}
 	name := map[string]string{pytool.WhichValves: "Valves", pytool.WhichUserValves: "UserValves"}[v.Which]
-	all, _ := fields(v.Content, name)
+	all, _ := fields(src.Content, name)
 	var given map[string]any
 	if err := json.Unmarshal(v.Values, &given); err != nil {
 		return nil, err
