@@ -187,8 +187,8 @@ func TestSourcesAreLoadedFromWhereTheSettingsSay(t *testing.T) {
 		code int
 		body string
 	}{
-		"https://github.com/o/r/blob/main/weather.py": {http.StatusOK, `{"name":"weather","content":"class Tools: pass"}`},
-		"https://github.com/o/r/blob/main/none.py":    {http.StatusNotFound, "Failed to fetch the tool"},
+		"https://github.com/o/r/blob/main/weather.py":  {http.StatusOK, `{"name":"weather","content":"class Tools: pass"}`},
+		"https://github.com/o/r/blob/main/none.py":     {http.StatusNotFound, "Failed to fetch the tool"},
 		mirror.URL + "/o/r/refs/heads/main/weather.py": {http.StatusBadRequest, "url_not_allowed"},
 	} {
 		if code, body := d.post("/api/v1/tools/load/url", `{"url":"`+url+`"}`); code != want.code || !strings.Contains(body, want.body) {

@@ -155,7 +155,7 @@ func unreachable(err error) error {
 // source reads the answer, which must be text of a bounded size.
 func (l *Loader) source(res *http.Response) (string, error) {
 	defer res.Body.Close()
-	if res.StatusCode >= 400 {
+	if res.StatusCode >= 400 && res.StatusCode < 600 {
 		return "", &pytool.Upstream{Status: res.StatusCode, Message: "Failed to fetch the tool"}
 	}
 	if res.StatusCode != http.StatusOK {
