@@ -130,14 +130,14 @@ func shortText(field, s string, limit int) error {
 }
 
 // object admits arguments as models send them: an object, or a string that
-// holds one.
+// holds one or, for a function that takes none, nothing.
 func object(v jsontext.Value) (json.RawMessage, error) {
 	if v.Kind() == '"' {
 		var s string
 		if err := strictjson.Decode(v, &s); err != nil {
 			return nil, err
 		}
-		v = jsontext.Value(s)
+		v = jsontext.Value(or(s, "{}"))
 		if err := strictjson.Decode(v, new(jsontext.Value)); err != nil {
 			return nil, err
 		}

@@ -298,7 +298,7 @@ func (d *driver) invocable(ctx context.Context, r Run, call Call) bool {
 	if _, ok := d.invocations[call.ID]; ok {
 		return true
 	}
-	registry, err := tool.Merge(ctx, r.Workspace, d.Tools...)
+	registry, err := d.registryOf(ctx, r)
 	if err != nil {
 		return false
 	}

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"slices"
 	"time"
+
+	"github.com/bigwave/bigwave/controlplane/internal/tool"
 )
 
 // Status is a run's state.
@@ -105,6 +107,7 @@ type Run struct {
 	Owner      string // user id of the caller
 	Status     Status
 	Parallel   bool
+	Tools      []tool.Pin // the Python tools that it may call, as they were when it began
 	Calls      []Call
 	Output     string
 	Usage      Usage

@@ -3,6 +3,7 @@ package run
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -21,7 +22,7 @@ func (s *Service) Start(ctx context.Context, p identity.Principal, sessionID str
 	if err := q.check(); err != nil {
 		return Run{}, err
 	}
-	registry, err := tool.Merge(ctx, p.Workspace, s.Tools...)
+	registry, pins, err := s.registry(ctx, p, q.ToolIDs)
 	if err != nil {
 		return Run{}, err
 	}
@@ -29,6 +30,7 @@ func (s *Service) Start(ctx context.Context, p identity.Principal, sessionID str
 	if err != nil {
 		return Run{}, err
 	}
+	r.Tools = pins
 	d := s.driver(r.ID, r.Session)
 	d.owner, d.workspace, d.invocations = r.Owner, r.Workspace, invocations
 	if !s.enlist(d) {
@@ -40,7 +42,7 @@ func (s *Service) Start(ctx context.Context, p identity.Principal, sessionID str
 		Run: r, Principal: p, MaxOpen: s.MaxOpen, StartBy: now.Add(s.ClaimWait),
 		Event: audit.Event{
 			ID: audit.ID(s.NewID()), At: now, Workspace: r.Workspace, Actor: r.Owner,
-			Action: audit.RunStarted, Object: r.ID, Outcome: audit.OK, Detail: r.Session,
+			Action: audit.RunStarted, Object: r.ID, Outcome: audit.OK, Detail: r.detail(),
 		},
 	})
 	if err != nil {
@@ -62,6 +64,39 @@ func (s *Service) Start(ctx context.Context, p identity.Principal, sessionID str
 	d.announce = c.Status == session.Starting && c.Runner == "" && c.StartBy.Equal(now.Add(s.ClaimWait))
 	s.launch(d)
 	return r, nil
+}
+
+// registry is what a run may call that p starts with Python tools.
+func (s *Service) registry(ctx context.Context, p identity.Principal, ids []string) (tool.Registry, []tool.Pin, error) {
+	merged, err := tool.Merge(ctx, p.Workspace, s.Tools...)
+	if err != nil || len(ids) == 0 {
+		return merged, nil, err
+	}
+	if s.Python == nil {
+		return merged, nil, fault.New(fault.NotFound, "no Python tool %q", ids[0]).On("tool_ids")
+	}
+	pins, functions, err := s.Python.Pin(ctx, p, ids)
+	return merged.With(functions), pins, err
+}
+
+// registryOf is registry for a run that another replica began.
+func (s *Service) registryOf(ctx context.Context, r Run) (tool.Registry, error) {
+	merged, err := tool.Merge(ctx, r.Workspace, s.Tools...)
+	if err != nil || len(r.Tools) == 0 || s.Python == nil {
+		return merged, err
+	}
+	functions, err := s.Python.Pinned(ctx, r.Workspace, r.Tools)
+	return merged.With(functions), err
+}
+
+// detail is what the record says of the run's start: its session and, at
+// their revisions, the Python tools that it may call.
+func (r Run) detail() string {
+	out := r.Session
+	for _, pin := range r.Tools {
+		out += fmt.Sprintf(" %s@%d", pin.ID, pin.Revision)
+	}
+	return out
 }
 
 // check refuses what no registry could make right.
