@@ -26,8 +26,7 @@ HIGH_FD = 250
 TOP_PACKAGES = "utils|apps|main|config"
 IMPORT = re.compile(r"from([ \t]+)(" + TOP_PACKAGES + r")(?![A-Za-z0-9_])")
 
-# Words by which a function that is not async shows that it wants a running
-# event loop around it.
+# What only works with a running event loop around it.
 LOOP_WORDS = ("create_task", "ensure_future", "get_running_loop")
 
 DISCONNECTED = "Client session disconnected."
@@ -213,7 +212,7 @@ class Out:
         """One event line; past the limits it is counted and dropped."""
         if self.fd < 0:
             return
-        event = plain(event)
+        event = Plain(self.event_bytes // 4).of(event)
         line = encode({"event": event}) if isinstance(event, dict) else b""
         with self.lock:
             if self.done:
@@ -1201,7 +1200,7 @@ def invoke(function, kwargs, limit, looped):
     """Calls it and waits for what it returns: the value, and whether it was cut."""
     import inspect
 
-    if not looped and not wants_loop(function):
+    if not looped:
         value = function(**kwargs)
         if inspect.isgenerator(value):
             return drained(value, limit)
@@ -1245,11 +1244,16 @@ def drained(generator, limit):
     return drain.value(), drain.cut
 
 
-def wants_loop(function):
+def wants_loop(function, content):
+    """Whether it is called with an event loop running: what is async is, and
+    what is not when its source makes tasks, unless it runs a loop itself."""
     import inspect
 
-    plain_function = inspect.unwrap(function) if hasattr(function, "__wrapped__") else function
-    return inspect.iscoroutinefunction(plain_function) or inspect.isasyncgenfunction(plain_function)
+    inner = inspect.unwrap(function)
+    if inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner):
+        return True
+    names = getattr(getattr(inner, "__code__", None), "co_names", ())
+    return any(w in content for w in LOOP_WORDS) and not ("run" in names or "run_until_complete" in names)
 
 
 # ---------------------------------------------------------------- results
@@ -1259,8 +1263,9 @@ class Result:
     """What a returned object comes to: text for the model, the value as JSON,
     files and embeds beside it."""
 
-    def __init__(self, function):
+    def __init__(self, function, nodes):
         self.function = function
+        self.nodes = nodes
         self.files = []
         self.embeds = []
         self.cut = False
@@ -1296,7 +1301,7 @@ class Result:
         return result
 
     def plain(self, value):
-        p = Plain()
+        p = Plain(self.nodes)
         made = p.of(value)
         self.cut = self.cut or p.cut
         return made
@@ -1507,9 +1512,8 @@ def call(request, out):
         raise Failed("load", error, tool) from None
     kind = "exception" if fits(function, kwargs) else "arguments"
     try:
-        looped = any(word in tool.content for word in LOOP_WORDS)
-        value, was_cut = invoke(function, kwargs, out.text, looped)
-        result = Result(clean(name))
+        value, was_cut = invoke(function, kwargs, out.text, wants_loop(function, tool.content))
+        result = Result(clean(name), out.text // 4)
         result.cut = was_cut
         return result.line(value, out)
     except BaseException as error:

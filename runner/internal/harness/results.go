@@ -90,7 +90,7 @@ func (r *Results) take(raw []byte, limits Limits) {
 		}
 	}
 	switch {
-	case given != 1:
+	case given != 1, l.Result != nil && !object(l.Result):
 		r.giveUp("a line is not what it should be")
 	case l.Event != nil:
 		r.event(l.Event, limits)
