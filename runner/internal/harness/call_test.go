@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestReturned holds what comes of what a function returns.
@@ -515,5 +516,103 @@ class Tools:
 	r := s.Call(s.Ending)
 	if r.Error != nil || !same(t, r.Value, []byte(`{"main":[],"env":[],"argv":["-c"],"cwd":false,"three":false,"name":"tool_x"}`)) {
 		t.Errorf("%s, %+v", r.Value, r.Error)
+	}
+}
+
+// TestHostileCalls holds that a call ends with a reason, and with the events
+// that came before, whatever the function does.
+func TestHostileCalls(t *testing.T) {
+	const source = `
+import asyncio, os, resource, signal, sys, threading, time
+class Tools:
+    async def spin(self, __event_emitter__):
+        await __event_emitter__({"type": "status", "data": {}})
+        print("before")
+        while True: pass
+    def sleep(self): time.sleep(1e6)
+    async def wait(self): await asyncio.Event().wait()
+    def stubborn(self):
+        for n in (signal.SIGTERM, signal.SIGINT): signal.signal(n, signal.SIG_IGN)
+        while True:
+            try: time.sleep(1)
+            except BaseException: pass
+    def leave(self): os._exit(5)
+    def kill(self): os.kill(os.getpid(), signal.SIGKILL)
+    def memory(self):
+        resource.setrlimit(resource.RLIMIT_AS, (600 << 20,) * 2)
+        return len(bytearray(10 << 30))
+    def threads(self):
+        for _ in range(50): threading.Thread(target=time.sleep, args=(1e6,)).start()
+        return "done"
+    def closes(self):
+        os.closerange(3, 1000)
+        return "unheard"
+    def exits_in_a_thread(self):
+        t = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()
+        return "done"
+    async def exits_in_a_task(self):
+        async def leave(): sys.exit(3)
+        task = asyncio.get_running_loop().create_task(leave())
+        await asyncio.sleep(1)
+        return "done"
+    def spoils(self):
+        import json
+        json.dumps = None
+        sys.modules.clear()
+        return "done"
+`
+	cases := []struct {
+		function string
+		kind     Kind // empty: it returns "done"
+		says     string
+	}{
+		{"spin", TimedOut, "still running"},
+		{"sleep", TimedOut, "still running"},
+		{"wait", TimedOut, "still running"},
+		{"stubborn", TimedOut, "still running"},
+		{"leave", Died, "exit code 5"},
+		{"kill", Died, "SIGKILL"},
+		{"memory", Exception, "MemoryError"},
+		{"threads", "", ""},
+		{"closes", Died, "exit code"},
+		{"exits_in_a_thread", "", ""},
+		{"exits_in_a_task", Exit, "SystemExit(3)"},
+		{"spoils", Exception, ""},
+	}
+	for _, c := range cases {
+		t.Run(c.function, func(t *testing.T) {
+			t.Parallel()
+			wall := 30 * time.Second
+			if c.kind == TimedOut {
+				wall = 3 * time.Second
+			}
+			s := play{wall: wall}.run(t, Call{Tool: Tool{Content: source}, Function: c.function})
+			r := s.Call(s.Ending)
+			if c.kind == "" {
+				if r.Error != nil || r.Text != "done" {
+					t.Errorf("%q, %+v", r.Text, r.Error)
+				}
+				return
+			}
+			if r.Error == nil || r.Error.Kind != c.kind && c.says != "" || !strings.Contains(r.Error.Sentence(), c.says) {
+				t.Errorf("%q, %+v; want %s: %q\n%s", r.Text, r.Error, c.kind, c.says, s.Stderr)
+			}
+			if c.function == "spin" && (len(r.Events) != 1 || s.Stdout != "before\n") {
+				t.Errorf("%d events, stdout %q: what came before is lost", len(r.Events), s.Stdout)
+			}
+		})
+	}
+}
+
+func TestCallsAtOnceSeeTheirOwnValues(t *testing.T) {
+	const source = "import time\nfrom pydantic import BaseModel\nclass Tools:\n    class UserValves(BaseModel):\n        k: str = ''\n    def f(self, __user__):\n        time.sleep(0.2)\n        return __user__['valves'].k + __user__['id']\n"
+	for _, k := range []string{"a", "b", "c", "d"} {
+		t.Run(k, func(t *testing.T) {
+			t.Parallel()
+			s := play{}.run(t, Call{Tool: Tool{ID: k, Content: source}, Function: "f", User: User{ID: "-" + k}, UserValves: raw(`{"k":"` + k + `"}`)})
+			if r := s.Call(s.Ending); r.Text != k+"-"+k {
+				t.Errorf("%q, %+v", r.Text, r.Error)
+			}
+		})
 	}
 }

@@ -42,6 +42,8 @@ class Plain: pass
 			`{"properties":{"a":{"anyOf":[{"type":"number"},{"pattern":"^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$","type":"string"}]}},"required":["a"],"type":"object"}`},
 		{"several types", "def f(self, a: Union[int, str, None] = None, b: Optional[int] = 5, c: int | None = None): 'd'",
 			`{"properties":{"a":{"anyOf":[{"type":"integer"},{"type":"string"}]},"b":{"default":5,"type":"integer"},"c":{"type":"integer"}},"type":"object"}`},
+		{"texts in another style are no parameter texts", "def f(self, a: int):\n        \"\"\"Doc.\n\n        Args:\n            a (int): what\n        @param a: what\n        :arg a: what\n        \"\"\"",
+			`{"properties":{"a":{"type":"integer"}},"required":["a"],"type":"object"}`},
 		{"a wrapped function", "@(lambda fn: functools.wraps(fn)(lambda *a, **k: fn(*a, **k)))\n    def f(self, a: int): 'd'",
 			`{"properties":{"a":{"type":"integer"}},"required":["a"],"type":"object"}`},
 		{"an argument that is hidden, of a class that has no schema", "def f(self, a: int, __user__: Plain = None, __event_emitter__: Callable = None, _p: Plain = None): 'd'",
@@ -273,6 +275,9 @@ func TestHostileSources(t *testing.T) {
 		{"it leaves at once", "import os; os._exit(7)", Died, "exit code 7"},
 		{"it kills itself", "import os; os.kill(os.getpid(), 9)", Died, "SIGKILL"},
 		{"it closes everything", "import os\nos.closerange(0, 1000)\nclass Tools: pass", Died, "exit code"},
+		{"the options of its valves never end", "from pydantic import BaseModel, Field\nclass Tools:\n    class Valves(BaseModel):\n        k: str = Field('', json_schema_extra={'input': {'options': 'opts'}})\n        @classmethod\n        def opts(cls):\n            while True: pass\n", TimedOut, "still running"},
+		{"the options of its valves leave", "import os\nfrom pydantic import BaseModel, Field\nclass Tools:\n    class Valves(BaseModel):\n        k: str = Field('', json_schema_extra={'input': {'options': 'opts'}})\n        @classmethod\n        def opts(cls): os._exit(9)\n", Died, "exit code 9"},
+		{"a default, an annotation, a decorator and a class body that leave", "import sys\nclass Tools:\n    @sys.exit(4)\n    def f(self, a: sys.exit(5) = sys.exit(6)): 'd'\n", Exit, "SystemExit(4)"},
 		{"it has no memory", "import resource\nresource.setrlimit(resource.RLIMIT_AS, (600 << 20,) * 2)\nx = bytearray(10 << 30)", Load, "MemoryError"},
 		{"its result is forged", "import os\nfor fd in range(3, 300):\n    try: os.write(fd, b'{\"result\": {\"specs\": 7}}\\n')\n    except OSError: pass\nos._exit(0)", Disturbed, "disturbed"},
 		{"its result is noise", "import os\nfor fd in range(3, 300):\n    try: os.write(fd, os.urandom(100).replace(b'\\n', b'') + b'\\n')\n    except OSError: pass", Disturbed, "disturbed"},
@@ -291,6 +296,9 @@ func TestHostileSources(t *testing.T) {
 			d, failed := described(t, s)
 			if failed == nil {
 				t.Fatalf("described as %+v", d)
+			}
+			if len(failed.Sentence()) > maxText {
+				t.Errorf("%d bytes of words", len(failed.Sentence()))
 			}
 			if (failed.Kind != c.kind && c.says != "") || !strings.Contains(failed.Sentence(), c.says) || failed.Sentence() == "" {
 				t.Errorf("%s: %q, want %s: %q\n%s", failed.Kind, failed.Sentence(), c.kind, c.says, s.Stderr)
