@@ -367,17 +367,27 @@ func TestFilesOfTheSessionAreNoModules(t *testing.T) {
 }
 
 func TestPackagesOfTheTool(t *testing.T) {
-	script := "import os\nos.makedirs('/tmp/harness_test_layer', exist_ok=True)\nopen('/tmp/harness_test_layer/layered_package.py', 'w').write('N = 7')\nclass Tools: pass\n"
-	if _, failed := describe(t, script); failed != nil {
-		t.Fatalf("%+v", failed)
-	}
-	tool := Tool{Content: "import layered_package\nclass Tools:\n    def f(self): return layered_package.N\n", Paths: []string{"/tmp/harness_test_layer"}}
-	s := play{}.run(t, Call{Tool: tool, Function: "f"})
+	layer := folder(t, "layered_package.py", "N = 7")
+	s := play{}.run(t, Call{Tool: Tool{Content: "import layered_package\nclass Tools:\n    def f(self): return layered_package.N\n", Paths: []string{layer}}, Function: "f"})
 	if r := s.Call(s.Ending); r.Text != "7" {
 		t.Errorf("%q, %+v", r.Text, r.Error)
 	}
-	tool.Content = "import shutil\nclass Tools:\n    def f(self): shutil.rmtree('/tmp/harness_test_layer')\n"
-	play{}.run(t, Call{Tool: tool, Function: "f"})
+}
+
+// folder makes one with a file in it where the test's interpreter sees it,
+// which may be in a root of its own.
+func folder(t *testing.T, file, content string) string {
+	t.Helper()
+	dir := fmt.Sprintf("/tmp/harness_test_%d_%s", os.Getpid(), strings.ReplaceAll(t.Name(), "/", "_"))
+	path := filepath.Join(dir, file)
+	source := fmt.Sprintf("import os\nos.makedirs(os.path.dirname(%[1]q))\nopen(%[1]q, 'w').write(%[2]q)\nclass Tools: pass\n", path, content)
+	if _, failed := describe(t, source); failed != nil {
+		t.Fatalf("%+v", failed)
+	}
+	t.Cleanup(func() {
+		call(t, fmt.Sprintf("import shutil\nclass Tools:\n    def f(self): shutil.rmtree(%q)\n", dir), "f", "")
+	})
+	return dir
 }
 
 func TestRequestsThatAreNone(t *testing.T) {
@@ -469,13 +479,20 @@ class Tools:
 }
 
 func TestRealPackagesWin(t *testing.T) {
-	source := fmt.Sprintf("import os\nos.makedirs(%q)\nopen(%q, 'w').write('REAL = 1')\nclass Tools: pass\n", "/tmp/harness_test_real/fastapi", "/tmp/harness_test_real/fastapi/__init__.py")
-	if _, failed := describe(t, source); failed != nil {
-		t.Fatalf("%+v", failed)
-	}
-	tool := Tool{Content: "import fastapi, shutil\nR = fastapi.REAL\nshutil.rmtree('/tmp/harness_test_real')\nimport fastapi.responses\nclass Tools: pass\n", Paths: []string{"/tmp/harness_test_real"}}
+	real := folder(t, "fastapi/__init__.py", "REAL = 1")
+	tool := Tool{Content: "import fastapi\nR = fastapi.REAL\nimport fastapi.responses\nclass Tools: pass\n", Paths: []string{real}}
 	_, failed := described(t, play{}.run(t, Describe{Tool: tool}))
 	if failed == nil || failed.Kind != MissingModule || failed.Module != "fastapi.responses" {
 		t.Errorf("%+v, want no stand-in inside a real package", failed)
+	}
+}
+
+func TestSourcesAreNotLeftInFiles(t *testing.T) {
+	const look = "\nimport glob\nFOUND = len(glob.glob('/tmp/tool_left_case*'))\nclass Tools:\n    def f(self): return [FOUND, len(glob.glob('/tmp/tool_left_case*'))]\n"
+	for source, want := range map[string]string{look: `[0,0]`, "ME = __file__" + look: `[1,0]`} {
+		s := play{}.run(t, Call{Tool: Tool{ID: "left_case", Content: source}, Function: "f"})
+		if r := s.Call(s.Ending); r.Error != nil || !same(t, r.Value, []byte(want)) {
+			t.Errorf("%s, %+v; want %s", r.Value, r.Error, want)
+		}
 	}
 }

@@ -11,6 +11,10 @@
 //	// … run harness.Command("python3"), body on 3, results on 4, stdout and stderr as output …
 //	answer := results.Call(harness.Ending{Code: exit.Code})
 //
+// The lines are {"event": {…}} as a function emits them, and at the end one
+// {"result": {…}} or {"error": {"kind", "type", "message", "traceback", …}}
+// with "events_dropped" beside it. Exit code 0 goes with a result, 1 with an error.
+//
 // The tool runs in the same process as the program and can write to the
 // result's descriptor like it. So whatever arrives is a stranger's: it is
 // bounded, decoded strictly, and says nothing that the tool's author could
@@ -77,7 +81,7 @@ func (l Limits) orDefault() Limits {
 type Tool struct {
 	ID      string   // the module is named tool_<ID>; also __id__
 	Content string   // Python source
-	Paths   []string // folders in the sandbox with the packages that its frontmatter requires
+	Paths   []string // folders in the sandbox with more packages; looked through after the interpreter's own
 }
 
 // Describe asks what a tool offers. Results.Description has the answer.

@@ -711,12 +711,12 @@ class Tool:
     def load(self):
         # pydantic and dataclasses look their module up while it still runs.
         sys.modules[self.name] = self.module
-        self.module.__file__ = path = self.write()
+        self.module.__file__ = path = self.path()
+        written = "__file__" in self.content and self.write(path)
         try:
-            code = self.compile()
-            exec(code, self.module.__dict__)
+            exec(self.compile(), self.module.__dict__)
         finally:
-            if path:
+            if written:
                 try:
                     os.unlink(path)
                 except OSError:
@@ -733,16 +733,20 @@ class Tool:
                 error.filename = "<string>"
             raise
 
-    def write(self):
-        """A file with the source for as long as it loads: some read their own."""
-        path = os.path.join(os.environ.get("TMPDIR") or "/tmp", f"{self.name[:100]}.{os.getpid()}.py")
+    def path(self):
+        name = re.sub(r"\W", "_", self.name)[:50]
+        return os.path.join(os.environ.get("TMPDIR") or "/tmp", f"{name}.{os.urandom(6).hex()}.py")
+
+    def write(self, path):
+        """A file with the source for as long as it loads, for one that reads
+        its own. No other has it: the folder is the whole session's."""
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError:
-            return ""
+            return False
         with open(fd, "wb") as file:
             file.write(self.content.encode("utf-8", "replace"))
-        return path
+        return True
 
     def functions(self):
         """What is offered, by attribute, in dir()'s order."""

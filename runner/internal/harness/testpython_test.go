@@ -85,7 +85,7 @@ func (p play) raw(t *testing.T, body []byte) *session {
 	}
 	last := len(p.python) - 1
 	argv := append(append([]string(nil), p.python[:last]...), p.argv(p.python[last])...)
-	ctx, cancel := context.WithTimeout(t.Context(), p.wall)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), p.wall) // clean-up runs it too
 	defer cancel()
 	c := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	c.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=/tmp", "LANG=C.UTF-8"}, p.env...)
