@@ -92,6 +92,7 @@ func TestSpecsOfOddTools(t *testing.T) {
 		{"a partial function", "import functools\nclass Tools:\n    def __init__(self): self.p = functools.partial(print)\n", nil, "is not a module, class, method, or function."},
 		{"a nesting without end", "x = " + strings.Repeat("(", 100000) + strings.Repeat(")", 100000), nil, "too many nested parentheses"},
 		{"signs without end", "x = " + strings.Repeat("-", 100000) + "a", nil, ""},
+		{"a schema that nests without end", "from typing import Dict\nH = int\nfor _ in range(110): H = Dict[str, H]\nclass Tools:\n    def f(self, a: H): 'd'\n", nil, "it is too large or nests too deeply"},
 		{"a NUL", "class Tools:\x00\n", nil, "null bytes"},
 		{"mixed tabs", "class Tools:\n\tdef f(self):\n        pass\n", nil, "inconsistent use of tabs"},
 		{"a module that leaves", "raise SystemExit", nil, "ended its interpreter"},

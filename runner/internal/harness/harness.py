@@ -90,7 +90,7 @@ def cut(text, limit):
 class Plain:
     """Turns any object into what JSON can say, within a budget."""
 
-    def __init__(self, nodes=1_000_000, depth=48):
+    def __init__(self, nodes=1_000_000, depth=100):
         self.nodes = nodes
         self.depth = depth
         self.cut = False
@@ -177,6 +177,15 @@ class Plain:
 
 def plain(value):
     return Plain().of(value)
+
+
+def whole(value):
+    """plain, of what is of no use in parts."""
+    p = Plain()
+    made = p.of(value)
+    if p.cut:
+        raise ValueError("it is too large or nests too deeply")
+    return made
 
 
 # ---------------------------------------------------------------- the way out
@@ -829,7 +838,7 @@ def valves_schema(model, user):
     try:
         schema = schema_of(model)
         dynamic_options(model, schema, user)
-        return plain(schema)
+        return whole(schema)
     except Exception as error:
         # Values can be set all the same; the tool says what it makes of them.
         print(f"{model.__name__} has no schema: {safe_str(error)}", file=sys.stderr)
@@ -859,7 +868,7 @@ def values_of(model, made):
     """The fields that were set, as JSON, secrets in clear."""
     dumped = made.model_dump(mode="json", exclude_unset=True)
     raw = made.model_dump(mode="python", exclude_unset=True)
-    shown = plain(reveal(dumped, raw))
+    shown = whole(reveal(dumped, raw))
     fields = model.model_fields
     return {alias(k, fields[k]) if k in fields else k: v for k, v in shown.items()}
 
@@ -1002,7 +1011,7 @@ def specs_of(tool):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _, function in tool.functions():
-            specs.append(plain(spec_of(function)))
+            specs.append(whole(spec_of(function)))
             live[clean(function.__name__)] = clean(live_description(function))
     return specs, live
 
