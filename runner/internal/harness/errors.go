@@ -71,6 +71,17 @@ func (e *Error) Sentence() string {
 	return "The tool failed."
 }
 
+// Line is the sentence after the exception's name, as Python ends a traceback.
+func (e *Error) Line() string {
+	if e.Kind != Exception || e.Type == "" {
+		return e.Sentence()
+	}
+	if e.Message == "" {
+		return e.Type
+	}
+	return e.Type + ": " + e.Message
+}
+
 // disturbed is the answer to a final line that the program would not write.
 func disturbed() *Error {
 	return &Error{Kind: Disturbed, Message: "The tool disturbed its own result: it is not what it should be."}
