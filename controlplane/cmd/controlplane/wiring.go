@@ -71,14 +71,15 @@ func wire(cfg config.Config, log *slog.Logger, signer *envelope.Signer, db *stor
 		return nil, err
 	}
 	pythonTools := &pytool.Service{
-		Store: db, People: users, Describer: newDescriber(), Vault: vault, AdminsAsked: !cfg.AdminToolAccess,
+		Store: db, People: users, Vault: vault, AdminsAsked: !cfg.AdminToolAccess,
 		Loader: &toolurl.Loader{Hosts: cfg.ToolURLHosts, GitHub: cfg.ToolURLGitHub, Raw: cfg.ToolURLRaw},
 		Now:    time.Now, NewID: newID, NewUUID: newUUID, Log: log,
 	}
 
 	replica := newID()
+	keys := &dispatch.KeyFolder{Dir: cfg.RunnerKeysDir}
 	d := &dispatch.Dispatcher{
-		Bus: nc, JS: js, Signer: signer, Keys: &dispatch.KeyFolder{Dir: cfg.RunnerKeysDir}, Records: db,
+		Bus: nc, JS: js, Signer: signer, Keys: keys, Boxes: keys, Settings: pythonTools, Records: db,
 		Senders: senders(db), Pool: cfg.Pool, Replica: replica, Rejects: rejects, Log: log, Now: time.Now, NewID: newID,
 	}
 	machines := &fleet.Service{
@@ -92,6 +93,7 @@ func wire(cfg config.Config, log *slog.Logger, signer *envelope.Signer, db *stor
 		Store: db, Policies: policies, Runs: run, Stopper: d,
 		IdleTTL: cfg.SessionIdleTTL, TTL: cfg.SessionTTL, Now: time.Now, NewID: newID, Log: log,
 	}
+	pythonTools.Describer = &dispatch.Describer{Sessions: sessions, Runs: run, Fleet: machines, Pool: cfg.Pool}
 	d.Sessions, d.Runs, d.Fleet = newStartTimer(sessions, metrics), run, machines
 	machines.Runs, machines.Sessions = run, sessions
 

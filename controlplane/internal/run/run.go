@@ -156,8 +156,8 @@ type Result struct {
 	Signal      string
 	Stdout      []byte // kept bytes, exact
 	Stderr      []byte
-	Value       []byte // file_read: the content
-	Encoding    string // file_read: "base64" when the client asked for it
+	Value       []byte // file_read: the content; Returned: an object
+	Encoding    string // file_read: "base64" when the client asked for it; or Returned
 	HasValue    bool
 	StdoutBytes int64 // as written by the tool
 	StderrBytes int64
@@ -175,6 +175,10 @@ type Result struct {
 	Enforced     map[string]string
 	Retryable    bool
 }
+
+// Returned is the Encoding of what a function of a Python tool returned: an
+// object with type, text, value, files, embeds and events_dropped.
+const Returned = "returned"
 
 // Failure is why a call did not end well: one of fault's codes and a sentence.
 type Failure struct {

@@ -239,7 +239,7 @@ func notFound(id string) error {
 }
 
 func (r Run) visibleTo(p identity.Principal) bool {
-	return r.Workspace == p.Workspace && (r.Owner == p.UserID || p.IsAdmin())
+	return r.Workspace == p.Workspace && (r.Owner == p.UserID || p.IsAdmin() && !session.Internal(r.Session))
 }
 
 // Get finds one run of a session that p may see, with its calls.

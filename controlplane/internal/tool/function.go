@@ -28,6 +28,34 @@ type Function struct {
 	Content   string          // the source
 	Name      string          // of the function in the source, whatever it is advertised as
 	Arguments json.RawMessage // an object of what the function's parameters name
+	User      string          // id of who calls it; known once the order is given
+}
+
+// What an Inquiry asks. The words are the protocol's.
+const (
+	Describe       = "describe"
+	ValidateValves = "validate_valves"
+)
+
+// Inquiry runs the source of a Python tool to find something out about it. It
+// is made where nothing else runs, by the platform alone.
+type Inquiry struct {
+	Ask     string // Describe or ValidateValves
+	ID      string // of the tool
+	Content string // the source
+	Which   string // ValidateValves: which class
+	Values  []byte // secret; Describe: what the tool is set to, nil: nothing
+	ReplyTo []byte // the X25519 key that the answer is sealed to
+}
+
+// CalledBy is inv for the user who makes the call.
+func (inv Invocation) CalledBy(user string) Invocation {
+	if inv.Function != nil {
+		f := *inv.Function
+		f.User = user
+		inv.Function = &f
+	}
+	return inv
 }
 
 // pythonSource is what the source of a Python tool's functions starts with.

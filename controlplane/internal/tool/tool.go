@@ -36,7 +36,7 @@ const (
 	FileRead  = "file_read"  // no program: the file is read as the call's user would
 	FileWrite = "file_write" // written, likewise
 
-	PythonTool = "python_tool" // Function of a Python tool is called
+	PythonTool = "python_tool" // Function of a Python tool is called, or Inquiry made
 )
 
 // Invocation is what a runner is told to carry out.
@@ -49,6 +49,7 @@ type Invocation struct {
 	Encoding string // file_read: "base64" to be answered so, whatever the file holds
 
 	Function *Function // python_tool: what to call
+	Inquiry  *Inquiry  // python_tool: what to find out; no run can ask for it
 }
 
 // Prepare checks args against the tool's parameters and renders the call.
@@ -103,6 +104,16 @@ func Merge(ctx context.Context, workspace string, sources ...Source) (Registry, 
 func (r Registry) Lookup(name string) (Tool, bool) {
 	t, ok := r.byName[name]
 	return t, ok
+}
+
+// Function finds the function of a Python tool, whatever it is advertised as.
+func (r Registry) Function(id, name string) (Tool, bool) {
+	for _, t := range r.byName {
+		if t.function != nil && t.function.ID == id && t.function.Name == name {
+			return t, true
+		}
+	}
+	return Tool{}, false
 }
 
 // List returns every tool, by name.
