@@ -42,6 +42,7 @@ type Runs interface {
 
 type startRunRequest struct {
 	ToolCalls given[callList] `json:"tool_calls"`
+	ToolIDs   given[[]string] `json:"tool_ids"`
 	Parallel  given[bool]     `json:"parallel"`
 	Stream    given[bool]     `json:"stream"`
 }
@@ -87,7 +88,7 @@ func (in startRunRequest) run() (run.Request, error) {
 	if n := len(in.ToolCalls.Value); n < 1 || n > run.MaxCalls {
 		return run.Request{}, fault.New(fault.Invalid, "tool_calls must hold from 1 to %d calls", run.MaxCalls).On("tool_calls")
 	}
-	out := run.Request{Parallel: in.Parallel.Value}
+	out := run.Request{Parallel: in.Parallel.Value, ToolIDs: in.ToolIDs.Value}
 	seen := map[string]bool{}
 	for i, g := range in.ToolCalls.Value {
 		at := fmt.Sprintf("tool_calls[%d].", i)

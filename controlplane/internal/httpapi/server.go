@@ -160,6 +160,8 @@ var routes = []Route{
 	{http.MethodGet, "/api/tools/id/:id/valves/user/spec", Member, asOpenWebUI((*Server).getPythonUserValvesSchema)},
 	{http.MethodPost, "/api/tools/id/:id/valves/user/update", Member, asOpenWebUI((*Server).setPythonUserValves)},
 
+	{http.MethodPost, "/api/tools/id/:id/run", Member, asOpenWebUI((*Server).runPythonTool)},
+
 	{http.MethodPost, "/v1/agent-sessions", Member, (*Server).createSession},
 	{http.MethodGet, "/v1/agent-sessions", Member, (*Server).listSessions},
 	{http.MethodGet, "/v1/agent-sessions/:session", Member, (*Server).getSession},
