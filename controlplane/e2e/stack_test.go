@@ -39,6 +39,7 @@ func TestMain(m *testing.M) {
 		}
 		defer os.RemoveAll(dir)
 		bin = dir
+		defer shared.stop()
 		root, _ := filepath.Abs("../..")
 		for name, pkg := range map[string]string{
 			"bigwave-controlplane": "./controlplane/cmd/controlplane",
