@@ -232,7 +232,7 @@ func description(d harness.Description) (*wire.ToolDescription, error) {
 		specs = []byte("[]")
 	}
 	return &wire.ToolDescription{
-		Specs: specs, Spoken: d.LiveDescriptions, Manifest: d.Manifest, Requirements: d.Requirements,
+		Specs: specs, Spoken: d.LiveDescriptions, Manifest: d.Manifest, Requirements: d.Requirements, Missing: d.Missing,
 		Valves: d.ValvesSchema, UserValves: d.UserValvesSchema, Citation: d.Flags.Citation, FileHandler: d.Flags.FileHandler,
 	}, nil
 }

@@ -298,6 +298,31 @@ def requirements(manifest):
     return [p.strip() for p in parts if p.strip()]
 
 
+def missing(wanted):
+    """Those that are not here: neither a distribution nor a module of that
+    name. Versions are not compared."""
+    import importlib.metadata
+    import importlib.util
+
+    def here(name):
+        try:
+            importlib.metadata.distribution(name)
+            return True
+        except Exception:
+            pass
+        try:
+            return importlib.util.find_spec(name.replace("-", "_")) is not None
+        except Exception:
+            return False
+
+    out = []
+    for text in wanted:
+        name = re.match(r"[A-Za-z0-9]+(?:[._-]+[A-Za-z0-9]+)*(?=\s*(?:[\[<>=!~;@(]|$))", text)
+        if name is None or not here(name.group()):
+            out.append(text if name is None else name.group())
+    return out
+
+
 def rewrite_imports(content):
     """from utils.x import y → from open_webui.utils.x import y, in import
     statements of exactly the old top packages and nowhere else."""
@@ -1456,9 +1481,10 @@ def describe(request, out):
     manifest = frontmatter(request["content"])
     try:
         need_pydantic()
+        lacks = missing(requirements(manifest))  # before stranger's code runs
         tool = opened(request)
         try:
-            return described(tool, request)
+            return {**described(tool, request), "missing": lacks}
         except BaseException as error:
             raise Failed("load", error, tool) from None
     except (Failed, Refusal) as error:
