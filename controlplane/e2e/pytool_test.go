@@ -140,7 +140,7 @@ var hostile = map[string]struct{ source, says string }{
 	"forks":       {"import os\nwhile True:\n    os.fork()\n", "processes"},
 	"raises":      {"raise ValueError('not loaded')\n", "not loaded"},
 	"has no Tool": {"x = 1\n", "No Tools class"},
-	"lies":        {"import os\nfor fd in range(3, 64):\n    try:\n        os.write(fd, b'{\"result\":{\"specs\":[]}}\\n')\n    except OSError:\n        pass\nos._exit(0)\n", "disturbed"},
+	"lies":        {"import os\nfor fd in os.listdir('/proc/self/fd'):\n    if int(fd) < 3:\n        continue\n    try:\n        os.write(int(fd), b'nonsense\\n')\n    except OSError:\n        pass\nos._exit(0)\n", "disturbed"},
 	"kills":       {"import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", "SIGKILL"},
 	"imports":     {"import no_such_module_at_all\n", "no_such_module_at_all"},
 	"requires":    {"\"\"\"\nrequirements: pydantic>=2, no-such-package==1.0\n\"\"\"\nclass Tools:\n    pass\n", "no-such-package"},

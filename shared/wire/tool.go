@@ -15,7 +15,7 @@ type ToolRequest struct {
 	ID        string          `json:"id"` // of the tool
 	Content   string          `json:"content"`
 	Function  string          `json:"function,omitempty"`  // call
-	Arguments json.RawMessage `json:"arguments,omitempty"` // call: an object
+	Arguments json.RawMessage `json:"arguments,omitzero"` // call: an object
 	Which     string          `json:"which,omitempty"`     // validate_valves: "valves" or "user_valves"
 	Sealed    []byte          `json:"sealed,omitempty"`    // ToolSecrets, boxed to the runner's key for the call's id
 	ReplyTo   []byte          `json:"reply_to,omitempty"`  // describe, validate_valves: the X25519 key that Done.Value is boxed to, for the call's id
@@ -23,9 +23,9 @@ type ToolRequest struct {
 
 // ToolSecrets are the parts of a ToolRequest that nobody on the way may read.
 type ToolSecrets struct {
-	Valves     json.RawMessage `json:"valves,omitempty"`      // describe, call: what the tool is set to
-	UserValves json.RawMessage `json:"user_valves,omitempty"` // call: what the user has set
-	Values     json.RawMessage `json:"values,omitempty"`      // validate_valves
+	Valves     json.RawMessage `json:"valves,omitzero"`      // describe, call: what the tool is set to
+	UserValves json.RawMessage `json:"user_valves,omitzero"` // call: what the user has set
+	Values     json.RawMessage `json:"values,omitzero"`      // validate_valves
 	User       *ToolUser       `json:"user,omitempty"`        // call
 }
 
@@ -40,7 +40,7 @@ type ToolUser struct {
 // one of its three.
 type ToolAnswer struct {
 	Description *ToolDescription `json:"description,omitempty"`
-	Values      json.RawMessage  `json:"values,omitempty"`
+	Values      json.RawMessage  `json:"values,omitzero"`
 	Error       *ToolError       `json:"error,omitempty"`
 }
 
