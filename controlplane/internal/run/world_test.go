@@ -316,6 +316,13 @@ func (r *runner) Call(_ context.Context, s session.Session, c run.Call, inv tool
 	return run.Reply{Accepted: true}, nil
 }
 
+// startedAny reports whether any call began.
+func (r *runner) startedAny() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.started) > 0
+}
+
 // invocation is what the last call was told to run.
 func (r *runner) invocation() tool.Invocation {
 	r.mu.Lock()
