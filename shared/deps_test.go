@@ -33,6 +33,7 @@ var rules = []struct {
 	{dir: "../runner/internal/oci", deny: []string{"github.com/bigwave", "github.com/containerd"}, why: "a container's specification is pure"},
 	{dir: "../controlplane/internal/policy", deny: outside, why: decides},
 	{dir: "../controlplane/internal/tool", deny: outside, why: decides},
+	{dir: "../controlplane/internal/pytool", deny: outside, why: decides},
 	{dir: "../controlplane/internal/render", deny: outside, why: decides},
 	{dir: "../controlplane/internal/session", deny: outside, why: decides},
 	{dir: "../controlplane/internal/run", deny: outside, why: decides},
@@ -48,7 +49,7 @@ var outside = []string{
 	"github.com/labstack/echo", "net/http", "github.com/jmoiron/sqlx", "database/sql", "github.com/lib/pq",
 	"github.com/nats-io", "github.com/bigwave/bigwave/shared/wire", "github.com/bigwave/bigwave/shared/bus",
 	"github.com/bigwave/bigwave/controlplane/internal/store", "github.com/bigwave/bigwave/controlplane/internal/httpapi",
-	"github.com/bigwave/bigwave/controlplane/internal/dispatch",
+	"github.com/bigwave/bigwave/controlplane/internal/dispatch", "github.com/bigwave/bigwave/controlplane/internal/toolurl",
 }
 
 func TestImportRulesHold(t *testing.T) {

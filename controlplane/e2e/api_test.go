@@ -84,6 +84,7 @@ func TestTwoWorkspaces(t *testing.T) {
 		run := a.run(ses, object{"id": "c", "name": "secret_tool", "arguments": object{"x": "hello"}})
 		key := a.get("/admin/api-keys").list("items")[0].str("id")
 		user := a.get("/admin/users").list("items")[0].str("id")
+		group := a.post("/admin/groups", object{"name": "those"}).want(201).str("id")
 
 		ids := func(template, param string) string {
 			switch {
@@ -91,7 +92,9 @@ func TestTwoWorkspaces(t *testing.T) {
 				return "secret_tool"
 			case strings.Contains(template, "api-keys"):
 				return key
-			case strings.Contains(template, "users"):
+			case param == "group":
+				return group
+			case param == "user":
 				return user
 			case strings.Contains(template, "workspaces"):
 				return "a"
@@ -111,7 +114,8 @@ func TestTwoWorkspaces(t *testing.T) {
 		}
 		checked := 0
 		for _, r := range theirs {
-			if !strings.Contains(r.path, "secret_tool") && !strings.Contains(r.path, key) && !strings.Contains(r.path, user) && !strings.Contains(r.path, ses) {
+			if !strings.Contains(r.path, "secret_tool") && !strings.Contains(r.path, key) && !strings.Contains(r.path, user) &&
+				!strings.Contains(r.path, group) && !strings.Contains(r.path, ses) {
 				continue
 			}
 			if r.method == "PUT" {
@@ -121,8 +125,14 @@ func TestTwoWorkspaces(t *testing.T) {
 			switch {
 			case strings.HasSuffix(r.path, "/run"):
 				body = object{"tool_calls": []object{{"id": "c", "name": "shell_exec", "arguments": object{"command": "true"}}}}
+			case strings.HasSuffix(r.path, group):
+				body = object{"name": "mine"}
 			case r.method == "PATCH":
 				body = object{"disabled": true}
+			case strings.HasSuffix(r.path, "/members"):
+				body = object{"user_id": user}
+			case strings.HasSuffix(r.path, "/update"):
+				body = object{"id": "x", "name": "x", "content": "x", "meta": object{}, "access_grants": []object{}}
 			}
 			got := b.do(r.method, r.path, body)
 			if got.status != 404 {
@@ -133,7 +143,7 @@ func TestTwoWorkspaces(t *testing.T) {
 		if checked < 8 {
 			t.Errorf("only %d routes take an id", checked)
 		}
-		for _, list := range []string{"/admin/workspace-tools", "/v1/agent-sessions", "/admin/users", "/admin/api-keys", "/v1/tools"} {
+		for _, list := range []string{"/admin/workspace-tools", "/v1/agent-sessions", "/admin/users", "/admin/groups", "/admin/api-keys", "/v1/tools"} {
 			body := string(b.get(list).want(200).body)
 			for _, leak := range []string{"secret_tool", ses, `"workspace_id":"a"`} {
 				if strings.Contains(body, leak) {

@@ -142,7 +142,7 @@ func TestOnlyTrustedOrdersRun(t *testing.T) {
 		"a higher epoch":         change(func(o *wire.Order) { o.Epoch++ }),
 		"another session":        change(func(o *wire.Order) { o.Session = "ses_other" }),
 		"another workspace":      change(func(o *wire.Order) { o.Workspace = "other" }),
-		"another version":        change(func(o *wire.Order) { o.V = 2 }),
+		"another version":        change(func(o *wire.Order) { o.V = wire.Version + 1 }),
 		"no id":                  change(func(o *wire.Order) { o.JTI = "" }),
 		"no call":                change(func(o *wire.Order) { o.Call = nil }),
 		"an unknown program":     change(func(o *wire.Order) { o.Call.Program = "/bin/sh" }),

@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// containers are the settings of a runner whose sandboxes are containers, in
+// onContainers is the environment of a runner whose sandboxes are containers, in
 // the containerd that scripts/with-containerd.sh has started.
-func containers(t *testing.T) []string {
+func onContainers(t *testing.T) []string {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("the containerd backend needs root")
@@ -30,7 +30,7 @@ func containers(t *testing.T) []string {
 
 // eachTierOnContainers is eachTier with the containerd backend.
 func eachTierOnContainers(t *testing.T, test func(t *testing.T, s *stack)) {
-	env := containers(t)
+	env := onContainers(t)
 	for _, tr := range []tier{personal, cluster} {
 		t.Run(string(tr), func(t *testing.T) { test(t, start(t, options{tier: tr, runEnv: env})) })
 	}
@@ -62,7 +62,7 @@ func TestTheMainJobInContainers(t *testing.T) {
 }
 
 func TestLimitsInContainers(t *testing.T) {
-	s := start(t, options{tier: personal, runEnv: containers(t)})
+	s := start(t, options{tier: personal, runEnv: onContainers(t)})
 	s.setPolicy(object{"memory_mb": 64, "pids_limit": 32, "wall_clock_seconds": 2})
 	ses := s.session()
 	for status, command := range map[string]string{
@@ -76,7 +76,7 @@ func TestLimitsInContainers(t *testing.T) {
 
 // TestAnImageThatIsNotThere is refused with its reason, and the next session works.
 func TestAnImageThatIsNotThere(t *testing.T) {
-	s := start(t, options{tier: personal, runEnv: containers(t)})
+	s := start(t, options{tier: personal, runEnv: onContainers(t)})
 	s.setPolicy(object{"base_image": "registry.invalid/no/such:1"})
 	call := s.run(s.session(), object{"id": "x", "name": "shell_exec", "arguments": object{"command": "true"}}).list("calls")[0]
 	wantStatus(t, call, "start_failed")
@@ -92,7 +92,7 @@ func TestAnImageThatIsNotThere(t *testing.T) {
 // TestAKilledRunnerLeavesNoContainer counts what containerd still has of the
 // runner once its next start is ready.
 func TestAKilledRunnerLeavesNoContainer(t *testing.T) {
-	env := append(containers(t), "BIGWAVE_WARM_COUNT=0")
+	env := append(onContainers(t), "BIGWAVE_WARM_COUNT=0")
 	s := start(t, options{tier: personal, runEnv: env})
 	for range 3 {
 		wantStatus(t, s.run(s.session(), object{"id": "x", "name": "shell_exec", "arguments": object{"command": "setsid sleep 600 & true"}}).list("calls")[0], "ok")

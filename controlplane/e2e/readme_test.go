@@ -22,16 +22,53 @@ func TestTheREADMEIsTrue(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	before, after, ok := strings.Cut(string(text), pythonSection)
+	if !ok {
+		t.Fatal("the README does not speak of Python tools")
+	}
+	_, after, _ = strings.Cut(after, "\n## ")
+	out := commands(t, s, before+after, 9)
+	for _, want := range []string{`/workspace/notes.txt:1:TODO`, `42\n`, "event: call.output", `step 3`, "event: run.finished", "cgroup"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is not in the output:\n%s", want, out)
+		}
+	}
+}
+
+const pythonSection = "\n## Python tools\n"
+
+// TestTheREADMEOnPythonToolsIsTrue does the same where the sandboxes have the
+// base image.
+func TestTheREADMEOnPythonToolsIsTrue(t *testing.T) {
+	s := pythonStack(t)
+	text, err := os.ReadFile(filepath.Join(root, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), pythonSection)
+	section, _, _ = strings.Cut(section, "\n## ")
+	out := commands(t, s, section, 4)
+	for _, want := range []string{`"title":"Greeter"`, `"greeting":"Welcome"`, "event: call.event", "greeting 2", `"greeting":"Welcome, Ann!"`, `"authorised":true`, "Welcome, Bob!"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is not in the output:\n%s", want, out)
+		}
+	}
+}
+
+// commands runs the blocks of commands in a text, of which there are at least
+// so many, in one shell, and returns what they print.
+func commands(t *testing.T, s *stack, text string, least int) string {
+	t.Helper()
 	script := "set -euo pipefail\n"
 	blocks := 0
-	for _, m := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(text, -1) {
 		if strings.HasPrefix(m[1], "make ") { // these have tests of their own
 			continue
 		}
 		script += strings.ReplaceAll(m[1], "bin/bigwave-runner", filepath.Join(bin, "bigwave-runner")) + "\necho\n"
 		blocks++
 	}
-	if blocks < 9 {
+	if blocks < least {
 		t.Fatalf("only %d blocks of commands", blocks)
 	}
 	cmd := exec.Command("bash", "-c", script)
@@ -40,11 +77,7 @@ func TestTheREADMEIsTrue(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, want := range []string{`/workspace/notes.txt:1:TODO`, `42\n`, "event: call.output", `step 3`, "event: run.finished", "cgroup"} {
-		if !strings.Contains(string(out), want) {
-			t.Errorf("%q is not in the output:\n%s", want, out)
-		}
-	}
+	return string(out)
 }
 
 // TestEverySettingIsInTheREADME compares the settings that the code reads with

@@ -29,7 +29,15 @@ func (e *Error) Error() string {
 // Decode reads exactly one JSON value from data into v. A null leaves Go's
 // zero value: callers that require a field use pointers or jsontext.Value.
 func Decode(data []byte, v any) error {
-	err := json.Unmarshal(data, v, json.RejectUnknownMembers(true))
+	return decode(data, v, json.RejectUnknownMembers(true))
+}
+
+// DecodeKnown is Decode for senders that add members of their own: those are
+// skipped, and so is a known one in another case.
+func DecodeKnown(data []byte, v any) error { return decode(data, v) }
+
+func decode(data []byte, v any, options ...json.Options) error {
+	err := json.Unmarshal(data, v, options...)
 	if err == nil {
 		return nil
 	}

@@ -47,3 +47,19 @@ func TestDecodeRefusesASecondReading(t *testing.T) {
 		})
 	}
 }
+
+func TestMembersThatAreNotKnownMayBeSkipped(t *testing.T) {
+	var d struct {
+		Name string `json:"name"`
+	}
+	if err := strictjson.DecodeKnown([]byte(`{"more":{"a":[1]},"NAME":"y","name":"x"}`), &d); err != nil || d.Name != "x" {
+		t.Errorf("got %+v, %v", d, err)
+	}
+	for name, in := range map[string]string{
+		"duplicate": `{"name":"x","name":"y"}`, "duplicate below": `{"more":{"a":1,"a":2}}`, "trailing": `{"name":"x"}{}`, "wrong type": `{"name":1}`,
+	} {
+		if err := strictjson.DecodeKnown([]byte(in), &d); err == nil {
+			t.Errorf("%s is taken", name)
+		}
+	}
+}

@@ -4,7 +4,7 @@
 package wire
 
 // Version is the protocol's version; an order of another version is refused.
-const Version = 1
+const Version = 2
 
 // Payload types of the signed envelopes. The type is inside the signature.
 const (
@@ -116,6 +116,8 @@ const (
 	Python    = "python3"
 	FileRead  = "file_read"
 	FileWrite = "file_write"
+
+	PythonTool = "python_tool" // describes, validates or calls a Python tool: Script is a ToolRequest
 )
 
 // Call runs one thing in the session's sandbox. Wall clock and output limit
@@ -125,7 +127,7 @@ type Call struct {
 	Run      string `json:"run"`
 	Program  string `json:"program"`            // one of the programs
 	InArgv   bool   `json:"in_argv"`            // a rendered template: the script is `-c`'s argument
-	Script   []byte `json:"script,omitempty"`   // bash, python3: the source; file_write: the content
+	Script   []byte `json:"script,omitempty"`   // bash, python3: the source; file_write: the content; python_tool: the request
 	Blob     *Blob  `json:"blob,omitempty"`     // instead of Script when that is larger than MaxInline
 	Path     string `json:"path,omitempty"`     // file_read, file_write
 	Encoding string `json:"encoding,omitempty"` // file_read: "base64" to always answer so; else text when it is UTF-8
@@ -230,11 +232,12 @@ type Done struct {
 	Signal      string   `json:"signal,omitempty"`
 	Stdout      []byte   `json:"stdout,omitempty"` // kept bytes, exact
 	Stderr      []byte   `json:"stderr,omitempty"`
-	Value       []byte   `json:"value,omitempty"`     // file_read: the content
-	HasValue    bool     `json:"has_value,omitempty"` // file_read: there is a content, which may be empty
-	Output      *Blob    `json:"output,omitempty"`    // instead of the three when they are large: Output holds them in this order
-	OutputSizes [3]int64 `json:"output_sizes"`        // lengths of stdout, stderr, value within Output
-	StdoutBytes int64    `json:"stdout_bytes"`        // as written by the tool
+	Value       []byte   `json:"value,omitempty"`      // file_read: the content; python_tool: see ToolAnswer and ToolResult
+	HasValue    bool     `json:"has_value,omitempty"`  // there is a value, which may be empty
+	ValueKind   string   `json:"value_kind,omitempty"` // PythonTool when Value is a ToolResult
+	Output      *Blob    `json:"output,omitempty"`     // instead of the three when they are large: Output holds them in this order
+	OutputSizes [3]int64 `json:"output_sizes"`         // lengths of stdout, stderr, value within Output
+	StdoutBytes int64    `json:"stdout_bytes"`         // as written by the tool
 	StderrBytes int64    `json:"stderr_bytes"`
 	Truncated   bool     `json:"truncated,omitempty"`
 	StartedAt   int64    `json:"started_at,omitempty"` // Unix milliseconds; 0: never started

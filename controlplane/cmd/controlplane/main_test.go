@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"sync"
@@ -69,8 +70,13 @@ func start(t *testing.T, cfg config.Config) *daemon {
 	return d
 }
 
-func (d *daemon) get(path string) (int, string) {
-	req, _ := http.NewRequestWithContext(d.t.Context(), http.MethodGet, "http://"+d.cfg.Listen+path, nil)
+func (d *daemon) get(path string) (int, string) { return d.do(http.MethodGet, path, "") }
+
+func (d *daemon) post(path, body string) (int, string) { return d.do(http.MethodPost, path, body) }
+
+func (d *daemon) do(method, path, sent string) (int, string) {
+	req, _ := http.NewRequestWithContext(d.t.Context(), method, "http://"+d.cfg.Listen+path, strings.NewReader(sent))
+	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Authorization", "Bearer "+token)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
@@ -120,7 +126,7 @@ func TestItServesAndStopsAndComesBack(t *testing.T) {
 			t.Error("the token is in the log")
 		}
 	}
-	for _, name := range []string{"keys/controlplane.key", "nats/runner.json", "nats/controlplane.json"} {
+	for _, name := range []string{"keys/controlplane.key", "nats/runner.json", "nats/controlplane.json", "secret-key"} {
 		st, err := os.Stat(dir + "/" + name)
 		if err != nil {
 			t.Fatal(err)
@@ -163,6 +169,31 @@ func TestItAnswersWhileItsPartsAreAway(t *testing.T) {
 				t.Errorf("a password is shown:\n%s", all)
 			}
 		})
+	}
+}
+
+func TestSourcesAreLoadedFromWhereTheSettingsSay(t *testing.T) {
+	mirror := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/o/r/refs/heads/main/weather.py" {
+			_, _ = io.WriteString(w, "class Tools: pass")
+			return
+		}
+		http.NotFound(w, r)
+	}))
+	defer mirror.Close()
+	d := start(t, settings(t, t.TempDir(), "BIGWAVE_TOOL_URL_RAW="+mirror.URL))
+	d.eventually("/readyz", http.StatusOK)
+	for url, want := range map[string]struct {
+		code int
+		body string
+	}{
+		"https://github.com/o/r/blob/main/weather.py":  {http.StatusOK, `{"name":"weather","content":"class Tools: pass"}`},
+		"https://github.com/o/r/blob/main/none.py":     {http.StatusNotFound, "Failed to fetch the tool"},
+		mirror.URL + "/o/r/refs/heads/main/weather.py": {http.StatusBadRequest, "url_not_allowed"},
+	} {
+		if code, body := d.post("/api/v1/tools/load/url", `{"url":"`+url+`"}`); code != want.code || !strings.Contains(body, want.body) {
+			t.Errorf("%s: %d %s", url, code, body)
+		}
 	}
 }
 

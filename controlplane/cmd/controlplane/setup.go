@@ -17,14 +17,10 @@ import (
 	"github.com/bigwave/bigwave/shared/envelope"
 )
 
-// personal reports whether this control plane brings its own bus, and with it
-// is the only one.
-func personal(cfg config.Config) bool { return cfg.NATSURL == "" && cfg.NATSAccessFile == "" }
-
 // connect reaches the cluster's bus, or starts one of our own.
 func connect(cfg config.Config, log *slog.Logger) (*nats.Conn, func(), error) {
 	const name = "bigwave-controlplane"
-	if personal(cfg) {
+	if cfg.Personal() {
 		srv, err := embeddednats.Start(embeddednats.Config{Dir: filepath.Join(cfg.DataDir, "nats"), Listen: cfg.NATSListen, Log: log})
 		if err != nil {
 			return nil, nil, err

@@ -20,11 +20,13 @@ import (
 	"github.com/bigwave/bigwave/controlplane/internal/httpapi"
 	"github.com/bigwave/bigwave/controlplane/internal/identity"
 	"github.com/bigwave/bigwave/controlplane/internal/policy"
+	"github.com/bigwave/bigwave/controlplane/internal/pytool"
 	runs "github.com/bigwave/bigwave/controlplane/internal/run"
 	"github.com/bigwave/bigwave/controlplane/internal/session"
 	"github.com/bigwave/bigwave/controlplane/internal/store"
 	"github.com/bigwave/bigwave/controlplane/internal/tool"
 	"github.com/bigwave/bigwave/controlplane/internal/tool/builtin"
+	"github.com/bigwave/bigwave/controlplane/internal/toolurl"
 	"github.com/bigwave/bigwave/shared/envelope"
 )
 
@@ -61,26 +63,37 @@ func wire(cfg config.Config, log *slog.Logger, signer *envelope.Signer, db *stor
 			WallClockSeconds: cfg.SandboxMaxWallClockSeconds, OutputBytesLimit: cfg.SandboxMaxOutputBytes,
 		},
 	}
-	tools := &tool.Service{Store: db, Sole: personal(cfg), Now: time.Now, NewID: newID}
+	tools := &tool.Service{Store: db, Sole: cfg.Personal(), Now: time.Now, NewID: newID}
 	sources := []tool.Source{builtin.New(), tools}
 	users := &identity.Service{Store: db, AdminToken: identity.Digest(cfg.AdminToken.Reveal()), Now: time.Now, NewID: newID, Gone: tools.Forget}
+	vault, err := vault(cfg)
+	if err != nil {
+		return nil, err
+	}
+	pythonTools := &pytool.Service{
+		Store: db, People: users, Vault: vault, AdminsAsked: !cfg.AdminToolAccess,
+		Loader: &toolurl.Loader{Hosts: cfg.ToolURLHosts, GitHub: cfg.ToolURLGitHub, Raw: cfg.ToolURLRaw},
+		Now:    time.Now, NewID: newID, NewUUID: newUUID, Log: log,
+	}
 
 	replica := newID()
+	keys := &dispatch.KeyFolder{Dir: cfg.RunnerKeysDir}
 	d := &dispatch.Dispatcher{
-		Bus: nc, JS: js, Signer: signer, Keys: &dispatch.KeyFolder{Dir: cfg.RunnerKeysDir}, Records: db,
+		Bus: nc, JS: js, Signer: signer, Keys: keys, Boxes: keys, Settings: pythonTools, Records: db,
 		Senders: senders(db), Pool: cfg.Pool, Replica: replica, Rejects: rejects, Log: log, Now: time.Now, NewID: newID,
 	}
 	machines := &fleet.Service{
 		Store: db, LostAfter: cfg.RunnerLostAfter, Hearing: d.Hearing, Settled: d.Settled, Now: time.Now, Log: log,
 	}
 	run := &runs.Service{
-		Store: db, Tools: sources, Dispatcher: d, Fleet: machines, Pool: cfg.Pool, Replica: replica, Sole: personal(cfg),
+		Store: db, Tools: sources, Python: pythonTools, Dispatcher: d, Fleet: machines, Pool: cfg.Pool, Replica: replica, Sole: cfg.Personal(),
 		MaxOpen: cfg.MaxRunsPerSession, StartWait: cfg.StartWait, ClaimWait: cfg.ClaimWait, Now: time.Now, NewID: newID, Log: log,
 	}
 	sessions := &session.Service{
 		Store: db, Policies: policies, Runs: run, Stopper: d,
 		IdleTTL: cfg.SessionIdleTTL, TTL: cfg.SessionTTL, Now: time.Now, NewID: newID, Log: log,
 	}
+	pythonTools.Describer = &dispatch.Describer{Sessions: sessions, Runs: run, Fleet: machines, Pool: cfg.Pool}
 	d.Sessions, d.Runs, d.Fleet = newStartTimer(sessions, metrics), run, machines
 	machines.Runs, machines.Sessions = run, sessions
 
@@ -88,9 +101,7 @@ func wire(cfg config.Config, log *slog.Logger, signer *envelope.Signer, db *stor
 		db: db, dispatcher: d, sessions: sessions, runs: run, fleet: machines,
 		api: httpapi.New(httpapi.Server{
 			Identity: users, Tools: tools, Policies: policies, Sessions: sessions, Runs: run, Fleet: machines, Audit: db,
-			Registry: func(ctx context.Context, workspace string) (tool.Registry, error) {
-				return tool.Merge(ctx, workspace, sources...)
-			},
+			PythonTools: pythonTools, Registry: registry(sources, pythonTools),
 			Events: events(d),
 			Ready: func(ctx context.Context) map[string]error {
 				return map[string]error{"database": db.Ready(ctx), "bus": d.Ready(ctx)}
@@ -98,6 +109,26 @@ func wire(cfg config.Config, log *slog.Logger, signer *envelope.Signer, db *stor
 			Counts: db.Counts, Log: log, Metrics: metrics,
 		}),
 	}, nil
+}
+
+// registry is what a run sees that p starts with Python tools.
+func registry(sources []tool.Source, python *pytool.Service) func(context.Context, identity.Principal, []string) (tool.Registry, error) {
+	return func(ctx context.Context, p identity.Principal, ids []string) (tool.Registry, error) {
+		merged, err := tool.Merge(ctx, p.Workspace, sources...)
+		if err != nil {
+			return merged, err
+		}
+		_, functions, err := python.Pin(ctx, p, ids)
+		return merged.With(functions), err
+	}
+}
+
+// vault is what seals valves; nil without a key.
+func vault(cfg config.Config) (*pytool.Vault, error) {
+	if cfg.SecretKey == "" {
+		return nil, nil
+	}
+	return pytool.NewVault(cfg.SecretKey.Reveal())
 }
 
 // senders lists the runners to which a run's calls were sent.
@@ -124,6 +155,9 @@ func events(d *dispatch.Dispatcher) func(context.Context, string, string, uint64
 		}
 	}
 }
+
+// newUUID is a UUIDv7 as text.
+func newUUID() string { return uuid.Must(uuid.NewV7()).String() }
 
 // newID is a UUIDv7 in hex: ids sort by their time.
 func newID() string {

@@ -30,6 +30,8 @@ type Config struct {
 	AdminToken  settings.Secret `env:"ADMIN_TOKEN" derived:"made at the first start, kept in <data>/admin-token" allowed:"at least 16 visible ASCII characters without spaces" doc:"the bearer of the bootstrap admin"`
 	DatabaseURL settings.Secret `env:"DATABASE_URL" derived:"sqlite://<data>/bigwave.db" allowed:"sqlite:///path/to/file.db or postgres://…" doc:"the database"`
 
+	SecretKey settings.Secret `env:"SECRET_KEY" derived:"with the bus in process made at the first start, kept in <data>/secret-key" allowed:"at least 32 visible ASCII characters without spaces" doc:"what the valves of Python tools are encrypted with; the same on every replica"`
+
 	NATSURL        settings.Secret `env:"NATS_URL" derived:"a server in process" allowed:"nats://…, tls://…, ws://… or wss://…" doc:"the message bus of a cluster"`
 	NATSAccessFile string          `env:"NATS_ACCESS_FILE" allowed:"a path" doc:"JSON file (0600) with url, user and password of the cluster's bus"`
 	NATSListen     string          `env:"NATS_LISTEN" envDefault:"127.0.0.1:0" allowed:"host:port" doc:"where the bus in process listens; port 0 is chosen once and kept"`
@@ -44,6 +46,11 @@ type Config struct {
 	SandboxMaxPIDs             int64  `env:"SANDBOX_MAX_PIDS" envDefault:"32768" allowed:"a whole number from 4" doc:"ceiling of pids_limit"`
 	SandboxMaxWallClockSeconds int64  `env:"SANDBOX_MAX_WALL_CLOCK_SECONDS" envDefault:"3600" allowed:"a whole number from 1" doc:"ceiling of wall_clock_seconds"`
 	SandboxMaxOutputBytes      int64  `env:"SANDBOX_MAX_OUTPUT_BYTES" envDefault:"67108864" allowed:"a whole number from 1024" doc:"ceiling of output_bytes_limit"`
+
+	ToolURLHosts    []string `env:"TOOL_URL_HOSTS" envDefault:"github.com,raw.githubusercontent.com" allowed:"hosts or host:port, separated by commas" doc:"servers from which the source of a Python tool may be loaded, over HTTPS"`
+	ToolURLGitHub   string   `env:"TOOL_URL_GITHUB" envDefault:"https://github.com" allowed:"https://… or http://…" doc:"where https://github.com is reached, such as a mirror; also on a private network"`
+	ToolURLRaw      string   `env:"TOOL_URL_RAW" envDefault:"https://raw.githubusercontent.com" allowed:"https://… or http://…" doc:"where https://raw.githubusercontent.com is reached, likewise"`
+	AdminToolAccess bool     `env:"ADMIN_TOOL_ACCESS" envDefault:"true" allowed:"true or false" doc:"whether admins are listed every Python tool, or only their own and those shared with them"`
 
 	StartWait         time.Duration `env:"START_WAIT" envDefault:"30s" allowed:"a duration from 100ms to 1h, such as 30s" doc:"how long calls wait for a free slot before start_failed"`
 	ClaimWait         time.Duration `env:"CLAIM_WAIT" envDefault:"5s" allowed:"a duration from 100ms to 10m, such as 5s" doc:"how long a ticket may lie before another takes its place"`
@@ -94,6 +101,10 @@ func (c *Config) check() error {
 		"Listen":                     hostPort(c.Listen),
 		"NATSListen":                 hostPort(c.NATSListen),
 		"AdminToken":                 c.AdminToken == "" || goodToken(string(c.AdminToken)),
+		"SecretKey":                  c.SecretKey == "" || goodSecret(string(c.SecretKey)),
+		"ToolURLHosts":               goodHosts(c.ToolURLHosts),
+		"ToolURLGitHub":              baseURL(c.ToolURLGitHub),
+		"ToolURLRaw":                 baseURL(c.ToolURLRaw),
 		"DatabaseURL":                scheme(c.DatabaseURL, "sqlite", "postgres", "postgresql"),
 		"NATSURL":                    c.NATSURL == "" || scheme(c.NATSURL, "nats", "tls", "ws", "wss"),
 		"Pool":                       bus.ValidRunner(c.Pool),
@@ -144,6 +155,23 @@ func hostPort(s string) bool {
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
 	return err == nil && strconv.FormatUint(n, 10) == port
+}
+
+// goodHosts reports whether all are names that a URL may have.
+func goodHosts(hosts []string) bool {
+	for _, h := range hosts {
+		u, err := url.Parse("https://" + h + "/")
+		if err != nil || u.Host != h || h == "" || u.User != nil || strings.ToLower(h) != h {
+			return false
+		}
+	}
+	return len(hosts) > 0
+}
+
+// baseURL reports whether paths can be put after s.
+func baseURL(s string) bool {
+	u, err := url.Parse(s)
+	return err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Hostname() != "" && u.User == nil && u.RawQuery == "" && u.Fragment == ""
 }
 
 func scheme(s settings.Secret, allowed ...string) bool {

@@ -35,6 +35,11 @@ func TestDefaults(t *testing.T) {
 		"Runs":        {c.MaxRunsPerSession, 8},
 		"Level":       {c.LogLevel, slog.LevelInfo},
 		"Token":       {c.AdminToken.Reveal(), ""},
+		"Secret":      {c.SecretKey.Reveal(), ""},
+		"Hosts":       {fmt.Sprint(c.ToolURLHosts), "[github.com raw.githubusercontent.com]"},
+		"GitHub":      {c.ToolURLGitHub, "https://github.com"},
+		"Raw":         {c.ToolURLRaw, "https://raw.githubusercontent.com"},
+		"Admins":      {c.AdminToolAccess, true},
 	} {
 		if got[0] != got[1] {
 			t.Errorf("%s is %v, want %v", name, got[0], got[1])
@@ -63,6 +68,9 @@ func TestABadValueNamesItsVariable(t *testing.T) {
 		"SANDBOX_MAX_OUTPUT_BYTES=99999999999999999999", "START_WAIT=30", "START_WAIT=-1s", "CLAIM_WAIT=1h",
 		"RUNNER_LOST_AFTER=1s", "SESSION_IDLE_TTL=0s", "SESSION_TTL=forever", "MAX_RUNS_PER_SESSION=0",
 		"LOG_FORMAT=xml", "LOG_LEVEL=loud", "SHUTDOWN_GRACE=-1s",
+		"SECRET_KEY=hunter2", "SECRET_KEY=hunter2 hunter2 hunter2 hunter2 hunter2", "TOOL_URL_HOSTS=github.com/x", "TOOL_URL_HOSTS=GitHub.com",
+		"TOOL_URL_HOSTS=u@github.com", "TOOL_URL_HOSTS=github.com,,x", "TOOL_URL_GITHUB=github.com", "TOOL_URL_GITHUB=ftp://x", "TOOL_URL_RAW=https://u:p@x",
+		"TOOL_URL_RAW=https://x/?a=b", "ADMIN_TOOL_ACCESS=maybe",
 	} {
 		t.Run(bad, func(t *testing.T) {
 			_, err := Load([]string{"HOME=/home/x", settings.Prefix + bad})
@@ -103,7 +111,7 @@ func TestTheDefaultPolicyMayBeAFile(t *testing.T) {
 
 func TestSecretsAreNeverShown(t *testing.T) {
 	c, err := Load([]string{
-		"HOME=/x", "BIGWAVE_ADMIN_TOKEN=hunter2hunter2hunter2",
+		"HOME=/x", "BIGWAVE_ADMIN_TOKEN=hunter2hunter2hunter2", "BIGWAVE_SECRET_KEY=hunter2hunter2hunter2hunter2hunter2",
 		"BIGWAVE_DATABASE_URL=postgres://u:hunter2@db/x", "BIGWAVE_NATS_URL=nats://u:hunter2@bus",
 	})
 	if err != nil {
@@ -192,5 +200,44 @@ func TestTheReadmeSaysTheSame(t *testing.T) {
 		if !strings.Contains(string(readme), row) {
 			t.Errorf("README.md lacks: %s", row)
 		}
+	}
+}
+
+func TestTheSecretKeyIsKeptWhereItCanBe(t *testing.T) {
+	load := func(dir string, more ...string) Config {
+		c, err := Load(append([]string{"BIGWAVE_DATA_DIR=" + dir}, more...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	dir := t.TempDir()
+	c := load(dir)
+	if err := c.Prepare(); err != nil || len(c.SecretKey) < 32 {
+		t.Fatalf("made %d characters, %v", len(c.SecretKey), err)
+	}
+	st, err := os.Stat(c.SecretKeyFile())
+	if err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("got %v, %v", st.Mode(), err)
+	}
+	again := load(dir)
+	if err := again.Prepare(); err != nil || again.SecretKey != c.SecretKey || again.SecretKey == again.AdminToken {
+		t.Errorf("the next start has another one (%v)", err)
+	}
+	const set = "a-key-that-was-set-by-an-operator"
+	other := load(dir, "BIGWAVE_SECRET_KEY="+set)
+	if err := other.Prepare(); err != nil || other.SecretKey.Reveal() != set {
+		t.Errorf("the one that is set does not count (%v)", err)
+	}
+	replica := load(t.TempDir(), "BIGWAVE_NATS_URL=nats://bus:4222")
+	if err := replica.Prepare(); err != nil || replica.SecretKey != "" {
+		t.Errorf("a replica made one of its own (%v)", err)
+	}
+	if err := os.WriteFile(c.SecretKeyFile(), []byte("short\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	broken := load(dir)
+	if err := broken.Prepare(); err == nil || !strings.Contains(err.Error(), "BIGWAVE_SECRET_KEY") || !strings.Contains(err.Error(), c.SecretKeyFile()) {
+		t.Errorf("got %v", err)
 	}
 }

@@ -165,6 +165,8 @@ func checkDone(d wire.Done) error {
 	switch {
 	case !slices.Contains(run.Finals(), run.CallStatus(d.Status)):
 		return refuse("status", "status %.40q is not final", d.Status)
+	case d.ValueKind != "" && d.ValueKind != wire.PythonTool:
+		return refuse("form", "value_kind %.40q", d.ValueKind)
 	case len(d.Signal) > maxShort, len(d.Denials) > maxDenials, !all(d.Denials, shortDenial):
 		return refuse("form", "text is too long")
 	case inline > wire.MaxInlineDone:

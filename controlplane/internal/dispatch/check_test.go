@@ -13,9 +13,9 @@ import (
 // FuzzReport feeds payloads as if they were signed: whatever is let through
 // can be converted.
 func FuzzReport(f *testing.F) {
-	f.Add([]byte(`{"v":1,"kind":"call.done","runner":"r1","incarnation":"i","session":"ses_1","epoch":1,"at":1,"run":"run_1","call":"call_1","done":{"status":"ok","output_sizes":[0,0,0],"stdout_bytes":0,"stderr_bytes":0,"duration_ms":0,"cpu_ms":0,"memory_peak_bytes":0,"oom_kills":0}}`))
-	f.Add([]byte(`{"v":1,"kind":"session.ended","runner":"r1","incarnation":"i","session":"ses_1","epoch":1,"at":1,"failure":{"code":"stopped","message":""}}`))
-	f.Add([]byte(`{"v":1,"kind":"call.done","done":{"output":{"id":"b","size":4,"sha256":""},"output_sizes":[4,0,0]}}`))
+	f.Add([]byte(`{"v":2,"kind":"call.done","runner":"r1","incarnation":"i","session":"ses_1","epoch":1,"at":1,"run":"run_1","call":"call_1","done":{"status":"ok","output_sizes":[0,0,0],"stdout_bytes":0,"stderr_bytes":0,"duration_ms":0,"cpu_ms":0,"memory_peak_bytes":0,"oom_kills":0}}`))
+	f.Add([]byte(`{"v":2,"kind":"session.ended","runner":"r1","incarnation":"i","session":"ses_1","epoch":1,"at":1,"failure":{"code":"stopped","message":""}}`))
+	f.Add([]byte(`{"v":2,"kind":"call.done","done":{"output":{"id":"b","size":4,"sha256":""},"output_sizes":[4,0,0]}}`))
 	f.Fuzz(func(t *testing.T, payload []byte) {
 		var r wire.Report
 		if strictjson.Decode(payload, &r) != nil || checkReport(r, bus.Final("r1", "ses_1")) != nil {

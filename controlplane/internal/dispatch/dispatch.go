@@ -6,6 +6,7 @@ package dispatch
 
 import (
 	"context"
+	"crypto/ecdh"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/bigwave/bigwave/controlplane/internal/audit"
 	"github.com/bigwave/bigwave/controlplane/internal/fleet"
+	"github.com/bigwave/bigwave/controlplane/internal/pytool"
 	"github.com/bigwave/bigwave/controlplane/internal/run"
 	"github.com/bigwave/bigwave/controlplane/internal/session"
 	"github.com/bigwave/bigwave/shared/bus"
@@ -53,6 +55,16 @@ type Keys interface {
 	Keys(runner string) (envelope.Keys, error)
 }
 
+// Boxes knows to which key a runner's secrets are sealed.
+type Boxes interface {
+	Box(runner string) (*ecdh.PublicKey, error)
+}
+
+// Settings knows what a call of a Python tool is given besides its arguments.
+type Settings interface {
+	SettingsOf(ctx context.Context, workspace, user, tool string) (pytool.Settings, error)
+}
+
 // Records keeps the audit record.
 type Records interface {
 	InsertEvent(ctx context.Context, e audit.Event) error
@@ -66,6 +78,8 @@ type Dispatcher struct {
 	JS       jetstream.JetStream
 	Signer   *envelope.Signer
 	Keys     Keys
+	Boxes    Boxes    // nil: no order carries secrets, so Python tools are not called
+	Settings Settings // likewise
 	Sessions Sessions
 	Runs     Runs
 	Fleet    Fleet

@@ -60,6 +60,14 @@ func (d *Dispatcher) Announce(ctx context.Context, s session.Session) error {
 // accepted means that nothing was started, nor will be.
 func (d *Dispatcher) Call(ctx context.Context, s session.Session, c run.Call, inv tool.Invocation) (run.Reply, error) {
 	call := wireCall(c, inv)
+	if inv.Program == wire.PythonTool {
+		script, err := d.toolRequest(ctx, c, inv)
+		if err != nil {
+			d.Log.WarnContext(ctx, "request for a Python tool not made", "call", c.ID, "error", err)
+			return run.Reply{Code: codeNotSent, Reason: "what the tool is set to could not be sealed for the runner"}, nil
+		}
+		call.Script = script
+	}
 	if len(call.Script) > wire.MaxInline {
 		blob, err := d.putBlob(ctx, c.Runner, scriptBlob(c.ID), call.Script)
 		if err != nil {

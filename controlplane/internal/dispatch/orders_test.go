@@ -82,7 +82,7 @@ func TestForgedClaimsAreRefusedAndRecorded(t *testing.T) {
 	good, evil := r.runner("r1"), r.runner("evil")
 	stranger := *good
 	stranger.signer = evil.signer
-	plain, _ := strictjson.Encode(wire.Claim{V: 1, Runner: "r1", Session: "ses_1", Epoch: 1})
+	plain, _ := strictjson.Encode(wire.Claim{V: wire.Version, Runner: "r1", Session: "ses_1", Epoch: 1})
 	claim := func(w *runner, change func(*wire.Claim)) []byte {
 		c := wire.Claim{V: wire.Version, Runner: "r1", Incarnation: w.incarnation, Session: "ses_1", Epoch: 1, At: time.Now().UnixMilli()}
 		change(&c)
@@ -101,8 +101,8 @@ func TestForgedClaimsAreRefusedAndRecorded(t *testing.T) {
 		"speaks as another":     {bus.Claim("evil"), claim(evil, same), "runner"},
 		"unknown runner":        {bus.Claim("nobody"), claim(good, same), "unknown_key"},
 		"path as a name":        {"bw.claim.nobody/x", claim(good, same), "unknown_key"},
-		"sealed as a report":    {bus.Claim("r1"), good.seal(wire.ReportType, wire.Claim{V: 1}), "type"},
-		"other version":         {bus.Claim("r1"), claim(good, func(c *wire.Claim) { c.V = 2 }), "version"},
+		"sealed as a report":    {bus.Claim("r1"), good.seal(wire.ReportType, wire.Claim{V: wire.Version}), "type"},
+		"other version":         {bus.Claim("r1"), claim(good, func(c *wire.Claim) { c.V = wire.Version + 1 }), "version"},
 		"too old":               {bus.Claim("r1"), claim(good, func(c *wire.Claim) { c.At -= 31_000 }), "time"},
 		"from the future":       {bus.Claim("r1"), claim(good, func(c *wire.Claim) { c.At += 31_000 }), "time"},
 		"no time":               {bus.Claim("r1"), claim(good, func(c *wire.Claim) { c.At = 0 }), "time"},

@@ -63,6 +63,9 @@ func result(d wire.Done) run.Result {
 		MemoryPeak:  d.MemoryPeak,
 		OOMKills:    d.OOMKills,
 	}
+	if d.ValueKind == wire.PythonTool {
+		r.Encoding = run.Returned
+	}
 	for _, n := range d.Denials {
 		r.Denials = append(r.Denials, run.Denial{Kind: n.Kind, Target: n.Target, Reason: n.Reason})
 	}
@@ -83,7 +86,7 @@ func withOutput(d wire.Done, data []byte) wire.Done {
 // withoutOutput is d when its output can't be had: the outcome is known, the
 // output is not.
 func withoutOutput(d wire.Done) wire.Done {
-	d.Output, d.HasValue = nil, false
+	d.Output, d.HasValue, d.ValueKind = nil, false, ""
 	d.Status = string(run.Error)
 	d.Error = &wire.Error{Code: string(fault.ResultUnavailable), Message: "The call ended, but its output could not be fetched."}
 	return d

@@ -27,6 +27,8 @@ import (
 	"github.com/bigwave/bigwave/controlplane/internal/httpapi"
 	"github.com/bigwave/bigwave/controlplane/internal/identity"
 	"github.com/bigwave/bigwave/controlplane/internal/policy"
+	"github.com/bigwave/bigwave/controlplane/internal/pytool"
+	"github.com/bigwave/bigwave/controlplane/internal/pytool/pytooltest"
 	"github.com/bigwave/bigwave/controlplane/internal/store"
 	"github.com/bigwave/bigwave/controlplane/internal/tool"
 	"github.com/bigwave/bigwave/controlplane/internal/tool/builtin"
@@ -37,22 +39,27 @@ const adminToken = "bootstrap-token-for-tests"
 // api is a served API over a real store, with sessions and runs that a test
 // scripts.
 type api struct {
-	t      *testing.T
-	url    string
-	client *http.Client
-	log    *syncBuffer
-	ids    *identity.Service
-	runs   *fakeRuns
-	ready  map[string]error
-	fleet  fakeFleet
-	spec   routers.Router
+	t           *testing.T
+	url         string
+	client      *http.Client
+	log         *syncBuffer
+	ids         *identity.Service
+	runs        *fakeRuns
+	ready       map[string]error
+	fleet       fakeFleet
+	spec        routers.Router
+	file        string // of the database
+	python      *pytooltest.Describer
+	pythonTools *pytool.Service
+	loader      *fakeLoader
 }
 
 type option func(*httpapi.Server)
 
 func newAPI(t *testing.T, options ...option) *api {
 	t.Helper()
-	db, err := store.Open(t.Context(), store.Config{URL: "sqlite://" + filepath.Join(t.TempDir(), "t.db"), MaxConns: 4})
+	file := filepath.Join(t.TempDir(), "t.db")
+	db, err := store.Open(t.Context(), store.Config{URL: "sqlite://" + file, MaxConns: 4})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,16 +71,30 @@ func newAPI(t *testing.T, options ...option) *api {
 	ids := &identity.Service{Store: db, AdminToken: identity.Digest(adminToken), Now: time.Now, NewID: newID}
 	builtins := builtin.New()
 	tools := &tool.Service{Store: db, Now: time.Now, NewID: newID}
-	a := &api{t: t, log: &syncBuffer{}, ids: ids, runs: newFakeRuns(), ready: map[string]error{"database": nil}, spec: spec(t)}
+	a := &api{t: t, log: &syncBuffer{}, ids: ids, runs: newFakeRuns(), python: &pytooltest.Describer{}, loader: &fakeLoader{}, ready: map[string]error{"database": nil}, spec: spec(t)}
+	vault, err := pytool.NewVault("a secret key that only tests know")
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.NewTextHandler(a.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	python := &pytool.Service{
+		Store: db, People: ids, Describer: a.python, Loader: a.loader, Vault: vault, Now: time.Now, NewID: newID, NewUUID: uuid.NewString, Log: log,
+	}
+	a.file, a.pythonTools = file, python
 	s := httpapi.Server{
-		Identity: ids, Tools: tools,
+		Identity: ids, Tools: tools, PythonTools: python,
 		Policies: &policy.Service{Store: db, Default: standard, Ceilings: policy.DefaultCeilings(), Enabled: true, Now: time.Now, NewID: newID},
-		Registry: func(ctx context.Context, workspace string) (tool.Registry, error) {
-			return tool.Merge(ctx, workspace, builtins, tools)
+		Registry: func(ctx context.Context, p identity.Principal, ids []string) (tool.Registry, error) {
+			merged, err := tool.Merge(ctx, p.Workspace, builtins, tools)
+			if err != nil {
+				return merged, err
+			}
+			_, functions, err := python.Pin(ctx, p, ids)
+			return merged.With(functions), err
 		},
 		Sessions: a.runs.sessions(), Runs: a.runs, Events: a.runs.watch, Fleet: &a.fleet, Audit: db, Counts: db.Counts,
 		Ready: func(context.Context) map[string]error { return a.ready },
-		Log:   slog.New(slog.NewTextHandler(a.log, &slog.HandlerOptions{Level: slog.LevelDebug})), Metrics: prometheus.NewRegistry(),
+		Log:   log, Metrics: prometheus.NewRegistry(),
 	}
 	for _, o := range options {
 		o(&s)
@@ -269,6 +290,18 @@ func spec(t *testing.T) routers.Router {
 type fakeFleet struct{ runners []fleet.Runner }
 
 func (f *fakeFleet) Runners(context.Context) ([]fleet.Runner, error) { return f.runners, nil }
+
+// fakeLoader answers with what a test says.
+type fakeLoader struct {
+	asked         []string
+	name, content string
+	err           error
+}
+
+func (f *fakeLoader) Load(_ context.Context, url string) (string, string, error) {
+	f.asked = append(f.asked, url)
+	return f.name, f.content, f.err
+}
 
 type syncBuffer struct {
 	mu sync.Mutex

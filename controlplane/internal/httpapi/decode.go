@@ -85,14 +85,19 @@ func unmarshal(data []byte, v any) error {
 	if k := jsontext.Value(data).Kind(); k != '{' && k != 0 {
 		return fault.New(fault.Invalid, "the body must be a JSON object")
 	}
-	err := strictjson.Decode(data, v)
-	if e, ok := errors.AsType[*strictjson.Error](err); ok {
-		if e.Field == "" {
-			return fault.New(fault.Invalid, "the body %s", e.Why)
-		}
-		return fault.New(fault.Invalid, "%s", e.Error()).On(e.Field)
+	return namedFault(strictjson.Decode(data, v))
+}
+
+// namedFault turns what is wrong with JSON into the sentence for its sender.
+func namedFault(err error) error {
+	e, ok := errors.AsType[*strictjson.Error](err)
+	switch {
+	case !ok:
+		return err
+	case e.Field == "":
+		return fault.New(fault.Invalid, "the body %s", e.Why)
 	}
-	return err
+	return fault.New(fault.Invalid, "%s", e.Error()).On(e.Field)
 }
 
 func readBody(c echo.Context, limit int64) ([]byte, error) {

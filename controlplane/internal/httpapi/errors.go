@@ -8,6 +8,7 @@ import (
 
 	"github.com/labstack/echo/v4"
 
+	"github.com/bigwave/bigwave/controlplane/internal/pytool"
 	"github.com/bigwave/bigwave/shared/fault"
 )
 
@@ -49,6 +50,12 @@ var retryAfter = map[int]string{
 func newProblem(err error, requestID string) problem {
 	if he, ok := errors.AsType[*echo.HTTPError](err); ok {
 		return routerProblem(he, requestID)
+	}
+	if u, ok := errors.AsType[*pytool.Upstream](err); ok {
+		return problem{
+			Type: "about:blank", Title: http.StatusText(u.Status), Status: u.Status,
+			Detail: u.Message, Code: "upstream", RequestID: requestID,
+		}
 	}
 	f := fault.From(err)
 	status, ok := statuses[f.Kind]

@@ -16,6 +16,7 @@ import (
 func cleanPath(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		u := c.Request().URL
+		toolPath(u)
 		for i, raw := range strings.Split(u.EscapedPath(), "/") {
 			if i == 0 {
 				continue
@@ -38,4 +39,19 @@ func cleanSegment(s string) bool {
 		return false
 	}
 	return strings.IndexFunc(s, func(r rune) bool { return unicode.IsControl(r) || r == unicode.ReplacementChar }) < 0
+}
+
+// toolPath gives a path of the Python tools' routes its one form: clients use
+// two prefixes, and end the list's with a slash.
+func toolPath(u *url.URL) {
+	path := u.EscapedPath()
+	if rest, ok := strings.CutPrefix(path, "/api/v1/tools"); ok && (rest == "" || rest[0] == '/') {
+		path = "/api/tools" + rest
+	}
+	if strings.HasPrefix(path, "/api/tools/") {
+		path = strings.TrimSuffix(path, "/")
+	}
+	if plain, err := url.PathUnescape(path); err == nil {
+		u.Path, u.RawPath = plain, path
+	}
 }

@@ -263,12 +263,22 @@ func TestAnotherWorkspaceSeesNothing(t *testing.T) {
 	if err := json.Unmarshal(a.do("GET", "/admin/api-keys", ann, "").want(200).body, &keys); err != nil || len(keys.Items) == 0 {
 		t.Fatal(err, keys)
 	}
+	grp := a.do("POST", "/admin/groups", ann, `{"name":"g"}`).want(201).str("id")
 	run1 := `{"tool_calls":[{"id":"c","name":"x","arguments":{}}]}`
 	routes := []struct{ method, path, other, body string }{
 		{"GET", "/admin/users/" + annID, "/admin/users/usr_1", ""},
 		{"PATCH", "/admin/users/" + annID, "/admin/users/usr_1", `{"disabled":true}`},
 		{"DELETE", "/admin/users/" + annID, "/admin/users/usr_1", ""},
 		{"DELETE", "/admin/api-keys/" + keys.Items[0].ID, "/admin/api-keys/key_1", ""},
+		{"GET", "/admin/groups/" + grp, "/admin/groups/grp_1", ""},
+		{"PATCH", "/admin/groups/" + grp, "/admin/groups/grp_1", `{"name":"x"}`},
+		{"DELETE", "/admin/groups/" + grp, "/admin/groups/grp_1", ""},
+		{"GET", "/admin/groups/" + grp + "/members", "/admin/groups/grp_1/members", ""},
+		{"POST", "/admin/groups/" + grp + "/members", "/admin/groups/grp_1/members", `{"user_id":"usr_1"}`},
+		{"DELETE", "/admin/groups/" + grp + "/members/" + annID, "/admin/groups/grp_1/members/usr_1", ""},
+		{"GET", "/admin/groups?workspace_id=a", "/admin/groups?workspace_id=zz", ""},
+		{"GET", "/admin/permissions?workspace_id=a", "/admin/permissions?workspace_id=zz", ""},
+		{"PUT", "/admin/permissions", "/admin/permissions", `{"defaults":` + noPermissions + `,"groups":{"` + grp + `":` + noPermissions + `}}`},
 		{"GET", "/admin/workspace-tools/mine", "/admin/workspace-tools/none", ""},
 		{"DELETE", "/admin/workspace-tools/mine", "/admin/workspace-tools/none", ""},
 		{"GET", "/admin/users?workspace_id=a", "/admin/users?workspace_id=zz", ""},
@@ -289,7 +299,7 @@ func TestAnotherWorkspaceSeesNothing(t *testing.T) {
 		got := res.object()
 		delete(got, "request_id")
 		s := fmt.Sprint(got)
-		for _, id := range []string{annID, keys.Items[0].ID, ses, run, "usr_1", "key_1", "ses_1", "run_1", `"mine"`, `"none"`, `"a"`, `"zz"`} {
+		for _, id := range []string{annID, grp, "grp_1", keys.Items[0].ID, ses, run, "usr_1", "key_1", "ses_1", "run_1", `"mine"`, `"none"`, `"a"`, `"zz"`} {
 			s = strings.ReplaceAll(s, id, "ID")
 		}
 		return s

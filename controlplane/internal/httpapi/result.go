@@ -9,6 +9,7 @@ import (
 
 	"github.com/bigwave/bigwave/controlplane/internal/run"
 	"github.com/bigwave/bigwave/shared/fault"
+	"github.com/bigwave/bigwave/shared/strictjson"
 )
 
 type runResponse struct {
@@ -73,6 +74,23 @@ type finalCall struct {
 	StderrBase64 string  `json:"stderr_base64,omitempty"`
 	Result       *string `json:"result"`
 	Encoding     string  `json:"encoding,omitempty"`
+
+	Returned *returnedResponse `json:"returned,omitempty"` // of a function of a Python tool
+}
+
+// returnedResponse is what a function of a Python tool returned; result has
+// what a model is told of it.
+type returnedResponse struct {
+	Type          string         `json:"type"`
+	Value         jsontext.Value `json:"value"`
+	Files         []returnedFile `json:"files"`
+	Embeds        []string       `json:"embeds"`
+	EventsDropped int64          `json:"events_dropped"`
+}
+
+type returnedFile struct {
+	Type string `json:"type"`
+	URL  string `json:"url"`
 }
 
 type failureResponse struct {
@@ -117,7 +135,9 @@ func newCallResponse(c run.Call) any {
 	out.Stdout, out.StdoutBase64 = kept(c.Result.Stdout)
 	out.Stderr, out.StderrBase64 = kept(c.Result.Stderr)
 	out.Lossy = out.StdoutBase64 != "" || out.StderrBase64 != ""
-	out.Result, out.Encoding = value(c.Result)
+	if out.Returned, out.Result = returned(c.Result); out.Returned == nil {
+		out.Result, out.Encoding = value(c.Result)
+	}
 	return out
 }
 
@@ -158,6 +178,34 @@ func kept(b []byte) (string, string) {
 		return s, ""
 	}
 	return s, base64.StdEncoding.EncodeToString(b)
+}
+
+// returned is what a function of a Python tool returned, and its text; nil
+// for other calls.
+func returned(r run.Result) (*returnedResponse, *string) {
+	if r.Encoding != run.Returned || !r.HasValue {
+		return nil, nil
+	}
+	var in struct {
+		returnedResponse
+		Text *string `json:"text"`
+	}
+	if strictjson.Decode(r.Value, &in) != nil {
+		return nil, nil
+	}
+	out := in.returnedResponse
+	out.Files, out.Embeds = orNone(out.Files), orNone(out.Embeds)
+	if len(out.Value) == 0 {
+		out.Value = jsontext.Value("null")
+	}
+	return &out, in.Text
+}
+
+func orNone[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
 }
 
 // value is what a call returned apart from its output: text, or base64 when

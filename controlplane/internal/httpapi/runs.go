@@ -42,6 +42,7 @@ type Runs interface {
 
 type startRunRequest struct {
 	ToolCalls given[callList] `json:"tool_calls"`
+	ToolIDs   given[[]string] `json:"tool_ids"`
 	Parallel  given[bool]     `json:"parallel"`
 	Stream    given[bool]     `json:"stream"`
 }
@@ -87,7 +88,7 @@ func (in startRunRequest) run() (run.Request, error) {
 	if n := len(in.ToolCalls.Value); n < 1 || n > run.MaxCalls {
 		return run.Request{}, fault.New(fault.Invalid, "tool_calls must hold from 1 to %d calls", run.MaxCalls).On("tool_calls")
 	}
-	out := run.Request{Parallel: in.Parallel.Value}
+	out := run.Request{Parallel: in.Parallel.Value, ToolIDs: in.ToolIDs.Value}
 	seen := map[string]bool{}
 	for i, g := range in.ToolCalls.Value {
 		at := fmt.Sprintf("tool_calls[%d].", i)
@@ -130,14 +131,14 @@ func shortText(field, s string, limit int) error {
 }
 
 // object admits arguments as models send them: an object, or a string that
-// holds one.
+// holds one or, for a function that takes none, nothing.
 func object(v jsontext.Value) (json.RawMessage, error) {
 	if v.Kind() == '"' {
 		var s string
 		if err := strictjson.Decode(v, &s); err != nil {
 			return nil, err
 		}
-		v = jsontext.Value(s)
+		v = jsontext.Value(or(s, "{}"))
 		if err := strictjson.Decode(v, new(jsontext.Value)); err != nil {
 			return nil, err
 		}

@@ -102,6 +102,15 @@ func TestRunsThatTakeLonger(t *testing.T) {
 	}
 }
 
+func TestNoArgumentsMayBeAnEmptyString(t *testing.T) {
+	a := newAPI(t)
+	path := "/v1/agent-sessions/" + a.session(adminToken) + "/run"
+	got := a.admin("POST", path, `{"tool_calls":[{"id":"a","name":"now","arguments":""}]}`).want(200).object()
+	if args := got["calls"].([]any)[0].(map[string]any)["arguments"]; fmt.Sprint(args) != "map[]" {
+		t.Errorf("got %v", args)
+	}
+}
+
 func TestRunRequestsAreChecked(t *testing.T) {
 	a := newAPI(t)
 	path := "/v1/agent-sessions/" + a.session(adminToken) + "/run"

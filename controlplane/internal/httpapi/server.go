@@ -13,6 +13,7 @@ import (
 	"github.com/labstack/echo/v4"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/bigwave/bigwave/controlplane/internal/identity"
 	"github.com/bigwave/bigwave/controlplane/internal/tool"
 )
 
@@ -25,11 +26,12 @@ const (
 // Server holds what the routes call. Every field without a stated default is
 // required.
 type Server struct {
-	Identity Identity
-	Tools    Tools
-	Policies Policies
-	// Registry is what a run of the workspace would see.
-	Registry func(ctx context.Context, workspace string) (tool.Registry, error)
+	Identity    Identity
+	Tools       Tools
+	PythonTools PythonTools
+	Policies    Policies
+	// Registry is what a run would see that p starts with those Python tools.
+	Registry func(ctx context.Context, p identity.Principal, pythonTools []string) (tool.Registry, error)
 	Sessions Sessions
 	Runs     Runs
 	// Events follows the live stream of one run, from the event after the
@@ -115,6 +117,18 @@ var routes = []Route{
 	{http.MethodPost, "/admin/api-keys", Admin, (*Server).createKey},
 	{http.MethodDelete, "/admin/api-keys/:key", Admin, (*Server).revokeKey},
 
+	{http.MethodGet, "/admin/groups", Admin, (*Server).listGroups},
+	{http.MethodPost, "/admin/groups", Admin, (*Server).createGroup},
+	{http.MethodGet, "/admin/groups/:group", Admin, (*Server).getGroup},
+	{http.MethodPatch, "/admin/groups/:group", Admin, (*Server).updateGroup},
+	{http.MethodDelete, "/admin/groups/:group", Admin, (*Server).deleteGroup},
+	{http.MethodGet, "/admin/groups/:group/members", Admin, (*Server).listMembers},
+	{http.MethodPost, "/admin/groups/:group/members", Admin, (*Server).addMember},
+	{http.MethodDelete, "/admin/groups/:group/members/:user", Admin, (*Server).removeMember},
+
+	{http.MethodGet, "/admin/permissions", Admin, (*Server).getPermissions},
+	{http.MethodPut, "/admin/permissions", Admin, (*Server).putPermissions},
+
 	{http.MethodGet, "/admin/workspace-tools", Admin, (*Server).listWorkspaceTools},
 	{http.MethodGet, "/admin/workspace-tools/:name", Admin, (*Server).getWorkspaceTool},
 	{http.MethodPut, "/admin/workspace-tools/:name", Admin, (*Server).putWorkspaceTool},
@@ -128,6 +142,25 @@ var routes = []Route{
 	{http.MethodGet, "/admin/audit-events", Admin, (*Server).listAuditEvents},
 
 	{http.MethodGet, "/v1/tools", Member, (*Server).listTools},
+
+	// Also under /api/v1/tools, and with a slash at the end; see toolPath.
+	{http.MethodGet, "/api/tools", Member, asOpenWebUI((*Server).listPythonTools)},
+	{http.MethodGet, "/api/tools/list", Member, asOpenWebUI((*Server).listPythonToolAccess)},
+	{http.MethodGet, "/api/tools/export", Member, asOpenWebUI((*Server).exportPythonTools)},
+	{http.MethodPost, "/api/tools/create", Member, asOpenWebUI((*Server).createPythonTool)},
+	{http.MethodPost, "/api/tools/load/url", Member, asOpenWebUI((*Server).loadPythonTool)},
+	{http.MethodGet, "/api/tools/id/:id", Member, asOpenWebUI((*Server).getPythonTool)},
+	{http.MethodPost, "/api/tools/id/:id/update", Member, asOpenWebUI((*Server).updatePythonTool)},
+	{http.MethodPost, "/api/tools/id/:id/access/update", Member, asOpenWebUI((*Server).updatePythonToolAccess)},
+	{http.MethodDelete, "/api/tools/id/:id/delete", Member, asOpenWebUI((*Server).deletePythonTool)},
+	{http.MethodGet, "/api/tools/id/:id/valves", Member, asOpenWebUI((*Server).getPythonValves)},
+	{http.MethodGet, "/api/tools/id/:id/valves/spec", Member, asOpenWebUI((*Server).getPythonValvesSchema)},
+	{http.MethodPost, "/api/tools/id/:id/valves/update", Member, asOpenWebUI((*Server).setPythonValves)},
+	{http.MethodGet, "/api/tools/id/:id/valves/user", Member, asOpenWebUI((*Server).getPythonUserValves)},
+	{http.MethodGet, "/api/tools/id/:id/valves/user/spec", Member, asOpenWebUI((*Server).getPythonUserValvesSchema)},
+	{http.MethodPost, "/api/tools/id/:id/valves/user/update", Member, asOpenWebUI((*Server).setPythonUserValves)},
+
+	{http.MethodPost, "/api/tools/id/:id/run", Member, asOpenWebUI((*Server).runPythonTool)},
 
 	{http.MethodPost, "/v1/agent-sessions", Member, (*Server).createSession},
 	{http.MethodGet, "/v1/agent-sessions", Member, (*Server).listSessions},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/labstack/echo/v4"
@@ -141,7 +142,15 @@ func newRegistryTool(t tool.Tool) registryTool {
 }
 
 func (s *Server) listTools(c echo.Context) error {
-	reg, err := s.Registry(c.Request().Context(), principal(c).Workspace)
+	named, err := query(c, "tool_ids")
+	if err != nil {
+		return err
+	}
+	var ids []string
+	if named != "" {
+		ids = strings.Split(named, ",")
+	}
+	reg, err := s.Registry(c.Request().Context(), principal(c), ids)
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
-// Package identity knows who is calling: workspaces, users, API keys and the
-// principal that a bearer stands for.
+// Package identity knows who is calling: workspaces, users, groups, what they
+// may, API keys and the principal that a bearer stands for.
 package identity
 
 import "time"

@@ -35,7 +35,7 @@ type Credential struct {
 	Disabled bool
 }
 
-// Store keeps workspaces, users and keys. Single objects that are not there,
+// Store keeps workspaces, users, keys and groups. Single objects that are not there,
 // or not in the named workspace (when it is not ""), are NotFound faults; a
 // name or id that is taken is a Conflict. Each event is written with its change.
 type Store interface {
@@ -56,6 +56,8 @@ type Store interface {
 	RevokeKey(ctx context.Context, workspace, id string, e audit.Event) error  // at e.At; the first time counts
 
 	Credential(ctx context.Context, hash []byte) (Credential, error)
+
+	Groups
 }
 
 // Service authenticates bearers and administers workspaces, users and keys.
@@ -221,7 +223,7 @@ func (s *Service) UpdateUser(ctx context.Context, p Principal, id string, c Chan
 	return s.Store.UpdateUser(ctx, u.Workspace, id, c, s.event(p, u.Workspace, audit.UserUpdate, id))
 }
 
-// DeleteUser removes a user with its keys.
+// DeleteUser removes a user with its keys and what it has set tools to.
 func (s *Service) DeleteUser(ctx context.Context, p Principal, id string) error {
 	u, err := s.managed(ctx, p, id)
 	if err != nil {

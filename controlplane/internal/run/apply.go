@@ -105,7 +105,7 @@ func (o Outcome) clean() (Outcome, error) {
 		return bad("value")
 	case len(r.Denials) > maxDenials:
 		return bad("denials")
-	case r.Encoding != "" && r.Encoding != "base64":
+	case r.Encoding != "" && r.Encoding != "base64" && r.Encoding != Returned:
 		return bad("encoding")
 	}
 	if o.Status == OK {

@@ -298,7 +298,7 @@ func (d *driver) invocable(ctx context.Context, r Run, call Call) bool {
 	if _, ok := d.invocations[call.ID]; ok {
 		return true
 	}
-	registry, err := tool.Merge(ctx, r.Workspace, d.Tools...)
+	registry, err := d.registryOf(ctx, r)
 	if err != nil {
 		return false
 	}
@@ -324,7 +324,7 @@ func (d *driver) give(ctx context.Context, c session.Session, calls []Call) {
 	replies := make([]Reply, len(calls))
 	errs := make([]error, len(calls))
 	order := func(i int) {
-		replies[i], errs[i] = d.Dispatcher.Call(ctx, c, calls[i], d.invocations[calls[i].ID])
+		replies[i], errs[i] = d.Dispatcher.Call(ctx, c, calls[i], d.invocations[calls[i].ID].CalledBy(d.owner))
 	}
 	if len(calls) == 1 {
 		order(0)

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"slices"
 	"time"
+
+	"github.com/bigwave/bigwave/controlplane/internal/tool"
 )
 
 // Status is a run's state.
@@ -105,6 +107,7 @@ type Run struct {
 	Owner      string // user id of the caller
 	Status     Status
 	Parallel   bool
+	Tools      []tool.Pin // the Python tools that it may call, as they were when it began
 	Calls      []Call
 	Output     string
 	Usage      Usage
@@ -153,8 +156,8 @@ type Result struct {
 	Signal      string
 	Stdout      []byte // kept bytes, exact
 	Stderr      []byte
-	Value       []byte // file_read: the content
-	Encoding    string // file_read: "base64" when the client asked for it
+	Value       []byte // file_read: the content; Returned: an object
+	Encoding    string // file_read: "base64" when the client asked for it; or Returned
 	HasValue    bool
 	StdoutBytes int64 // as written by the tool
 	StderrBytes int64
@@ -172,6 +175,10 @@ type Result struct {
 	Enforced     map[string]string
 	Retryable    bool
 }
+
+// Returned is the Encoding of what a function of a Python tool returned: an
+// object with type, text, value, files, embeds and events_dropped.
+const Returned = "returned"
 
 // Failure is why a call did not end well: one of fault's codes and a sentence.
 type Failure struct {

@@ -148,6 +148,15 @@ type Fleet interface {
 	Any(ctx context.Context, pool string) (ready int, err error)
 }
 
+// PythonTools offers the functions of the Python tools that runs name.
+type PythonTools interface {
+	// Pin returns the functions of the tools that p names, and what the run is
+	// bound to. A fault of kind NotFound names one that p may not use.
+	Pin(ctx context.Context, p identity.Principal, ids []string) ([]tool.Pin, []tool.Tool, error)
+	// Pinned returns them again, but for those of tools that were changed since.
+	Pinned(ctx context.Context, workspace string, pins []tool.Pin) ([]tool.Tool, error)
+}
+
 // ToolCall is one call as the client asks for it.
 type ToolCall struct {
 	ID        string
@@ -159,6 +168,7 @@ type ToolCall struct {
 type Request struct {
 	Calls    []ToolCall
 	Parallel bool
+	ToolIDs  []string // Python tools whose functions may be called as well
 }
 
 // Caps of a request.
@@ -173,6 +183,7 @@ const (
 type Service struct {
 	Store      Store
 	Tools      []tool.Source // later ones override earlier ones
+	Python     PythonTools   // nil: no run may name any
 	Dispatcher Dispatcher
 	Fleet      Fleet
 	Pool       string
@@ -228,7 +239,7 @@ func notFound(id string) error {
 }
 
 func (r Run) visibleTo(p identity.Principal) bool {
-	return r.Workspace == p.Workspace && (r.Owner == p.UserID || p.IsAdmin())
+	return r.Workspace == p.Workspace && (r.Owner == p.UserID || p.IsAdmin() && !session.Internal(r.Session))
 }
 
 // Get finds one run of a session that p may see, with its calls.

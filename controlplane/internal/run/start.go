@@ -3,6 +3,7 @@ package run
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -21,7 +22,10 @@ func (s *Service) Start(ctx context.Context, p identity.Principal, sessionID str
 	if err := q.check(); err != nil {
 		return Run{}, err
 	}
-	registry, err := tool.Merge(ctx, p.Workspace, s.Tools...)
+	if session.Internal(sessionID) {
+		return Run{}, session.NotFound(sessionID)
+	}
+	registry, pins, err := s.registry(ctx, p, q.ToolIDs)
 	if err != nil {
 		return Run{}, err
 	}
@@ -29,6 +33,37 @@ func (s *Service) Start(ctx context.Context, p identity.Principal, sessionID str
 	if err != nil {
 		return Run{}, err
 	}
+	r.Tools = pins
+	return s.admit(ctx, p, r, invocations)
+}
+
+// Ask carries out an invocation of the platform's own in an internal session
+// and returns the call once it is final. When ctx ends first, so does the wait
+// alone: whoever made the session closes it.
+func (s *Service) Ask(ctx context.Context, c session.Session, inv tool.Invocation) (Call, error) {
+	p := session.Platform(c.Workspace)
+	r := s.newRun(p, c.ID, 1, false)
+	call := Call{
+		ID: "call_" + s.NewID(), ClientID: "ask", Run: r.ID, Session: c.ID, Workspace: c.Workspace,
+		Name: inquiry, Arguments: orObject(nil), Status: Pending,
+	}
+	r.Calls = []Call{call}
+	r, err := s.admit(ctx, p, r, map[string]tool.Invocation{call.ID: inv})
+	if err != nil {
+		return Call{}, err
+	}
+	if r, err = s.Wait(ctx, p, c.ID, r.ID); err != nil {
+		return Call{}, err
+	}
+	return r.Calls[0], nil
+}
+
+// inquiry is the name of a call that Ask makes. No tool can have it, so that
+// another replica which takes the run over ends the call.
+const inquiry = "platform.ask"
+
+// admit stores a run and drives it.
+func (s *Service) admit(ctx context.Context, p identity.Principal, r Run, invocations map[string]tool.Invocation) (Run, error) {
 	d := s.driver(r.ID, r.Session)
 	d.owner, d.workspace, d.invocations = r.Owner, r.Workspace, invocations
 	if !s.enlist(d) {
@@ -40,7 +75,7 @@ func (s *Service) Start(ctx context.Context, p identity.Principal, sessionID str
 		Run: r, Principal: p, MaxOpen: s.MaxOpen, StartBy: now.Add(s.ClaimWait),
 		Event: audit.Event{
 			ID: audit.ID(s.NewID()), At: now, Workspace: r.Workspace, Actor: r.Owner,
-			Action: audit.RunStarted, Object: r.ID, Outcome: audit.OK, Detail: r.Session,
+			Action: audit.RunStarted, Object: r.ID, Outcome: audit.OK, Detail: r.detail(),
 		},
 	})
 	if err != nil {
@@ -62,6 +97,39 @@ func (s *Service) Start(ctx context.Context, p identity.Principal, sessionID str
 	d.announce = c.Status == session.Starting && c.Runner == "" && c.StartBy.Equal(now.Add(s.ClaimWait))
 	s.launch(d)
 	return r, nil
+}
+
+// registry is what a run may call that p starts with Python tools.
+func (s *Service) registry(ctx context.Context, p identity.Principal, ids []string) (tool.Registry, []tool.Pin, error) {
+	merged, err := tool.Merge(ctx, p.Workspace, s.Tools...)
+	if err != nil || len(ids) == 0 {
+		return merged, nil, err
+	}
+	if s.Python == nil {
+		return merged, nil, fault.New(fault.NotFound, "no Python tool %q", ids[0]).On("tool_ids")
+	}
+	pins, functions, err := s.Python.Pin(ctx, p, ids)
+	return merged.With(functions), pins, err
+}
+
+// registryOf is registry for a run that another replica began.
+func (s *Service) registryOf(ctx context.Context, r Run) (tool.Registry, error) {
+	merged, err := tool.Merge(ctx, r.Workspace, s.Tools...)
+	if err != nil || len(r.Tools) == 0 || s.Python == nil {
+		return merged, err
+	}
+	functions, err := s.Python.Pinned(ctx, r.Workspace, r.Tools)
+	return merged.With(functions), err
+}
+
+// detail is what the record says of the run's start: its session and, at
+// their revisions, the Python tools that it may call.
+func (r Run) detail() string {
+	out := r.Session
+	for _, pin := range r.Tools {
+		out += fmt.Sprintf(" %s@%d", pin.ID, pin.Revision)
+	}
+	return out
 }
 
 // check refuses what no registry could make right.
@@ -87,11 +155,7 @@ func (q Request) check() error {
 // prepare makes the run of a request: each call either has an invocation or
 // has already ended.
 func (s *Service) prepare(p identity.Principal, sessionID string, q Request, registry tool.Registry) (Run, map[string]tool.Invocation, error) {
-	r := Run{
-		ID: "run_" + s.NewID(), Session: sessionID, Workspace: p.Workspace, Owner: p.UserID,
-		Status: Queued, Parallel: q.Parallel, Usage: Usage{Calls: len(q.Calls)}, CreatedAt: s.now(),
-		Replica: s.Replica, LeaseUntil: s.now().Add(s.Pace.withDefaults().Lease),
-	}
+	r := s.newRun(p, sessionID, len(q.Calls), q.Parallel)
 	invocations := map[string]tool.Invocation{}
 	for i, want := range q.Calls {
 		c := Call{
@@ -109,6 +173,14 @@ func (s *Service) prepare(p identity.Principal, sessionID string, q Request, reg
 		r.Calls = append(r.Calls, c)
 	}
 	return r, invocations, nil
+}
+
+func (s *Service) newRun(p identity.Principal, sessionID string, calls int, parallel bool) Run {
+	return Run{
+		ID: "run_" + s.NewID(), Session: sessionID, Workspace: p.Workspace, Owner: p.UserID,
+		Status: Queued, Parallel: parallel, Usage: Usage{Calls: calls}, CreatedAt: s.now(),
+		Replica: s.Replica, LeaseUntil: s.now().Add(s.Pace.withDefaults().Lease),
+	}
 }
 
 func orObject(arguments json.RawMessage) json.RawMessage {

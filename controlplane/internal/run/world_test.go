@@ -224,6 +224,7 @@ type runner struct {
 	gone      map[string]bool        // tombstones
 	held      map[string]run.Outcome // calls that run until they are let go
 	orders    []string               // what was ordered, in order
+	last      tool.Invocation        // of the call that began last
 	notices   []run.Notice
 	tickets   []session.Session
 	announced atomic.Int64
@@ -296,6 +297,7 @@ func (r *runner) Call(_ context.Context, s session.Session, c run.Call, inv tool
 		return run.Reply{Code: cmp.Or(r.refuse, "tombstone"), Reason: "because"}, nil
 	}
 	r.started[c.ID]++
+	r.last = inv
 	o := run.Outcome{
 		Runner: r.name, Incarnation: r.incarnation, Session: s.ID, Epoch: s.Epoch, Run: c.Run, Call: c.ID,
 		Status: run.OK, Result: run.Result{ExitCode: new(int), Stdout: []byte("out of " + c.ClientID), StdoutBytes: 10, DurationMS: 1.5, CPUMS: 0.5},
@@ -312,6 +314,20 @@ func (r *runner) Call(_ context.Context, s session.Session, c run.Call, inv tool
 		return run.Reply{}, errors.New("no answer")
 	}
 	return run.Reply{Accepted: true}, nil
+}
+
+// startedAny reports whether any call began.
+func (r *runner) startedAny() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.started) > 0
+}
+
+// invocation is what the last call was told to run.
+func (r *runner) invocation() tool.Invocation {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last
 }
 
 // release lets a held call end.

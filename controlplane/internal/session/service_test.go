@@ -39,10 +39,13 @@ func (r *runner) Stop(_ context.Context, s session.Session) error {
 	return r.err
 }
 
-type policies struct{ memory int64 }
+type policies struct {
+	memory int64
+	shared []string
+}
 
 func (p *policies) Resolve(_ context.Context, workspace string) (policy.Policy, error) {
-	return policy.Policy{WorkspaceID: workspace, MemoryMB: p.memory, OutputBytesLimit: 2048, WallClockSeconds: 9}, nil
+	return policy.Policy{WorkspaceID: workspace, FSAllowlist: p.shared, MemoryMB: p.memory, OutputBytesLimit: 2048, WallClockSeconds: 9}, nil
 }
 
 type world struct {

@@ -93,7 +93,8 @@ const (
 		UPDATE users SET name = COALESCE($3, name), role = COALESCE($4, role), disabled = COALESCE($5, disabled)
 		WHERE id = $1 AND ($2 = '' OR workspace_id = $2)
 		RETURNING id, workspace_id, name, role, disabled, created_at`
-	deleteUser = `DELETE FROM users WHERE id = $1 AND ($2 = '' OR workspace_id = $2)`
+	deleteUser         = `DELETE FROM users WHERE id = $1 AND ($2 = '' OR workspace_id = $2)`
+	deleteValvesOfUser = `DELETE FROM tool_user_valves WHERE user_id = $1`
 
 	keysOfWorkspace = `
 		SELECT id, workspace_id, user_id, name, hint, created_at, expires_at, revoked_at
@@ -223,10 +224,14 @@ func (db *DB) UpdateUser(ctx context.Context, workspace, id string, c identity.C
 	return r.user(), err
 }
 
-// DeleteUser removes a user of a workspace and its keys.
+// DeleteUser removes a user of a workspace, its keys, and what it has set
+// Python tools to.
 func (db *DB) DeleteUser(ctx context.Context, workspace, id string, e audit.Event) error {
 	return db.tx(ctx, func(ctx context.Context, tx statements) error {
-		err := changed(ctx, tx, "user", id, deleteUser, id, workspace)
+		if err := changed(ctx, tx, "user", id, deleteUser, id, workspace); err != nil {
+			return err
+		}
+		_, err := tx.ExecContext(ctx, deleteValvesOfUser, id)
 		return recorded(ctx, tx, err, e)
 	})
 }

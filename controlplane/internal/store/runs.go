@@ -17,6 +17,7 @@ import (
 	"github.com/bigwave/bigwave/controlplane/internal/page"
 	"github.com/bigwave/bigwave/controlplane/internal/run"
 	"github.com/bigwave/bigwave/controlplane/internal/session"
+	"github.com/bigwave/bigwave/controlplane/internal/tool"
 	"github.com/bigwave/bigwave/shared/fault"
 )
 
@@ -38,6 +39,7 @@ type runRow struct {
 	CancelReason    string  `db:"cancel_reason"`
 	Replica         string  `db:"replica"`
 	LeaseUntil      int64   `db:"lease_until"`
+	Tools           string  `db:"tools"`
 }
 
 func (r runRow) run() run.Run {
@@ -47,6 +49,7 @@ func (r runRow) run() run.Run {
 		Usage:     run.Usage{Calls: r.UsageCalls, CPUMS: r.UsageCPUMS, DurationMS: r.UsageDurationMS},
 		CreatedAt: instant(r.CreatedAt), StartedAt: instant(r.StartedAt), FinishedAt: instant(r.FinishedAt),
 		OpenCalls: r.OpenCalls, CancelReason: r.CancelReason, Replica: r.Replica, LeaseUntil: instant(r.LeaseUntil),
+		Tools: pins(r.Tools),
 	}
 }
 
@@ -152,6 +155,30 @@ func nullable(n *int64) sql.Null[int64] {
 	return sql.Null[int64]{V: *n, Valid: true}
 }
 
+type pinText struct {
+	ID       string `json:"id"`
+	Revision int64  `json:"revision"`
+}
+
+func pins(text string) []tool.Pin {
+	if text == "" || text == "[]" {
+		return nil
+	}
+	var rows []pinText
+	if json.Unmarshal([]byte(text), &rows) != nil {
+		return nil
+	}
+	return convert(rows, func(p pinText) tool.Pin { return tool.Pin(p) })
+}
+
+func pinsText(pins []tool.Pin) string {
+	if len(pins) == 0 {
+		return "[]"
+	}
+	b, _ := json.Marshal(convert(pins, func(p tool.Pin) pinText { return pinText(p) })) // strings and numbers always do
+	return string(b)
+}
+
 type denialText struct {
 	Kind   string `json:"kind"`
 	Target string `json:"target"`
@@ -183,7 +210,7 @@ const (
 
 	runColumns = `runs.id, runs.session_id, runs.workspace_id, runs.owner, runs.status, runs.parallel, runs.output, runs.usage_calls,
 		runs.usage_cpu_ms, runs.usage_duration_ms, runs.created_at, runs.started_at, runs.finished_at, runs.open_calls, runs.cancel_reason,
-		runs.replica, runs.lease_until`
+		runs.replica, runs.lease_until, runs.tools`
 	callColumns = `calls.id AS call_id, calls.client_id, calls.run_id AS call_run, calls.session_id AS call_session,
 		calls.workspace_id AS call_workspace, calls.idx, calls.name, calls.arguments, calls.status AS call_status, calls.epoch, calls.runner,
 		calls.incarnation, calls.sent_at, calls.error_code, calls.error_message, calls.error_field, calls.error_limit, calls.error_observed,
@@ -219,10 +246,10 @@ const (
 		RETURNING ` + sessionColumns
 	insertRun = `
 		INSERT INTO runs (id, session_id, workspace_id, owner, status, parallel, usage_calls, created_at, started_at,
-			finished_at, open_calls, replica, lease_until)
+			finished_at, open_calls, replica, lease_until, tools)
 		SELECT CAST($1 AS TEXT), CAST($2 AS TEXT), CAST($3 AS TEXT), CAST($4 AS TEXT), CAST($5 AS TEXT),
 			CAST($6 AS BOOLEAN), CAST($7 AS BIGINT), CAST($8 AS BIGINT), CAST($9 AS BIGINT), CAST($10 AS BIGINT),
-			CAST($11 AS BIGINT), CAST($12 AS TEXT), CAST($13 AS BIGINT)
+			CAST($11 AS BIGINT), CAST($12 AS TEXT), CAST($13 AS BIGINT), CAST($15 AS TEXT)
 		WHERE (SELECT COUNT(*) FROM runs WHERE session_id = $2 AND finished_at = 0) < $14`
 	insertCalls = `
 		INSERT INTO calls (id, client_id, run_id, session_id, workspace_id, idx, name, arguments, status, epoch,
@@ -413,7 +440,7 @@ func (db *DB) AdmitRun(ctx context.Context, a run.Admission) (run.Run, session.S
 
 // admitOne tries the usual case in one statement.
 func (db *DB) admitOne(ctx context.Context, a run.Admission) (run.Run, session.Session, error) {
-	if !db.oneStatement() || len(a.Run.Calls) != 1 || a.Run.Calls[0].Status != run.Pending {
+	if !db.oneStatement() || len(a.Run.Calls) != 1 || len(a.Run.Tools) > 0 || a.Run.Calls[0].Status != run.Pending {
 		return run.Run{}, session.Session{}, sql.ErrNoRows
 	}
 	r, call := a.Run, a.Run.Calls[0]
@@ -479,7 +506,7 @@ func refusedSession(ctx context.Context, tx statements, a run.Admission) error {
 func insertTheRun(ctx context.Context, tx statements, r run.Run, maxOpen int) error {
 	result, err := tx.ExecContext(ctx, insertRun, r.ID, r.Session, r.Workspace, r.Owner, string(r.Status), r.Parallel,
 		r.Usage.Calls, micros(r.CreatedAt), micros(r.StartedAt), micros(r.FinishedAt), r.OpenCalls, r.Replica,
-		micros(r.LeaseUntil), maxOpen)
+		micros(r.LeaseUntil), maxOpen, pinsText(r.Tools))
 	if err != nil {
 		return err
 	}

@@ -103,7 +103,7 @@ const (
 	sessionWithUse      = `SELECT ` + sessionListColumn + ` FROM agent_sessions WHERE id = $1`
 	sessionsOfWorkspace = `
 		SELECT ` + sessionListColumn + ` FROM agent_sessions
-		WHERE workspace_id = $1 AND ($2 = '' OR id < $2) ORDER BY id DESC LIMIT $3`
+		WHERE workspace_id = $1 AND ($2 = '' OR id < $2) AND owner <> 'controlplane' ORDER BY id DESC LIMIT $3`
 	sessionsOfOwner = `
 		SELECT ` + sessionListColumn + ` FROM agent_sessions
 		WHERE workspace_id = $1 AND ($2 = '' OR id < $2) AND owner = $4 ORDER BY id DESC LIMIT $3`

@@ -1,5 +1,6 @@
 // Package tool is the registry of what a run may call: the built-ins, the
-// tools of the workspace on top of them, and whatever sources come later.
+// tools of the workspace on top of them, and the functions of Python tools
+// beside both.
 package tool
 
 import (
@@ -21,7 +22,8 @@ type Tool struct {
 	Source           string          // "builtin", "workspace" or "python:<id>"
 	OverridesBuiltin bool            // a built-in of the same name is hidden behind it
 
-	handler *handler
+	handler  *handler
+	function *Function // of a Python tool, in place of a handler
 }
 
 // Builtin is the source of the tools that every workspace has.
@@ -33,22 +35,30 @@ const (
 	Python    = render.ProgramPython
 	FileRead  = "file_read"  // no program: the file is read as the call's user would
 	FileWrite = "file_write" // written, likewise
+
+	PythonTool = "python_tool" // Function of a Python tool is called, or Inquiry made
 )
 
 // Invocation is what a runner is told to carry out.
 type Invocation struct {
-	Program  string // Bash, Python, FileRead or FileWrite
+	Program  string // Bash, Python, FileRead, FileWrite or PythonTool
 	Script   string // bash and python3: the source
 	InArgv   bool   // Script follows -c as an argument; else it travels on a descriptor
 	Path     string // file_read and file_write
 	Content  string // file_write: the bytes
 	Encoding string // file_read: "base64" to be answered so, whatever the file holds
+
+	Function *Function // python_tool: what to call
+	Inquiry  *Inquiry  // python_tool: what to find out; no run can ask for it
 }
 
 // Prepare checks args against the tool's parameters and renders the call.
 // Nothing is dispatched by it. Every error is a fault of kind Invalid whose
 // code is one of the call codes and whose field names the argument.
 func (t Tool) Prepare(args json.RawMessage) (Invocation, error) {
+	if t.function != nil {
+		return t.function.prepare(args, t.Parameters)
+	}
 	h, err := t.handler.compiled()
 	if err != nil {
 		return Invocation{}, err
@@ -94,6 +104,16 @@ func Merge(ctx context.Context, workspace string, sources ...Source) (Registry, 
 func (r Registry) Lookup(name string) (Tool, bool) {
 	t, ok := r.byName[name]
 	return t, ok
+}
+
+// Function finds the function of a Python tool, whatever it is advertised as.
+func (r Registry) Function(id, name string) (Tool, bool) {
+	for _, t := range r.byName {
+		if t.function != nil && t.function.ID == id && t.function.Name == name {
+			return t, true
+		}
+	}
+	return Tool{}, false
 }
 
 // List returns every tool, by name.

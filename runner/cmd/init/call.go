@@ -237,7 +237,7 @@ func mapped(file int32) []byte {
 }
 
 // arrange puts the descriptors where a program expects them: output on 1 and
-// 2, a body on 3. What they were received as closes with the exec.
+// 2, a body on 3, results on 4. What they were received as closes with the exec.
 func arrange(fds []int32) {
 	for i, file := range fds {
 		target := int32(i + 1)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/ecdh"
 	"crypto/ed25519"
 	"errors"
 	"fmt"
@@ -43,6 +44,7 @@ type daemon struct {
 type trust struct {
 	keys   envelope.Keys
 	signer *envelope.Signer
+	box    *ecdh.PrivateKey
 	access bus.Access
 }
 
@@ -79,6 +81,7 @@ func (d *daemon) run(stop, hurry context.Context) error {
 		Reports:     finals,
 		Live:        live,
 		Blobs:       &stream.Blobs{Conn: nc, Runner: d.cfg.RunnerID, NewID: newID},
+		Box:         t.box,
 		Runner:      d.cfg.RunnerID,
 		Incarnation: incarnation,
 		MaxCalls:    d.cfg.MaxCalls,
@@ -240,7 +243,7 @@ func (d *daemon) trust(ctx context.Context) (trust, error) {
 		}
 		pubs = append(pubs, pub.Sign)
 	}
-	t := trust{keys: envelope.NewKeys(pubs...), signer: envelope.NewSigner(private.Sign)}
+	t := trust{keys: envelope.NewKeys(pubs...), signer: envelope.NewSigner(private.Sign), box: private.Box}
 	if d.cfg.NATSAccessFile != "" {
 		if t.access, err = await(ctx, d.log, d.cfg.NATSAccessFile, bus.LoadAccess); err != nil {
 			return trust{}, fmt.Errorf("access to the bus: %w", err)

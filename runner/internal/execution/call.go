@@ -49,6 +49,8 @@ func (s *Service) run(c *call) {
 	s.Log.Info("call ended", "session", c.session.held.Session, "call", c.ID, "status", done.Status, "ms", done.DurationMS)
 }
 
+func (o output) flooded() bool { return o.stdout.Flooded() || o.stderr.Flooded() }
+
 func (s *Service) output(c *call) output {
 	limit := c.session.start.Policy.OutputBytesLimit
 	f := &stream.Frames{Run: c.Run, Call: c.ID, Publish: func(f wire.Frame) bool {
@@ -64,9 +66,24 @@ func (s *Service) output(c *call) output {
 
 // perform runs the call and says how it ended, without its output.
 func (s *Service) perform(c *call, out output) *wire.Done {
-	p, err := s.process(c, out)
-	if err != nil {
-		return s.unstarted(c, err)
+	script := c.Script
+	if c.Blob != nil {
+		var err error
+		if script, err = s.Blobs.Get(c.ctx, *c.Blob); err != nil {
+			return s.unstarted(c, err)
+		}
+	}
+	if c.Program == wire.PythonTool {
+		return s.performTool(c, script, out)
+	}
+	p := s.process(c, out)
+	switch p.Program {
+	case sandbox.FileWrite:
+		p.Input = script
+	case sandbox.FileRead:
+		p.MaxRead = min(c.session.start.Policy.OutputBytesLimit, maxKept)
+	default:
+		p.Script, p.InArgv = script, c.InArgv
 	}
 	exit, err := c.session.box.Exec(c.ctx, p)
 	if err != nil {
@@ -77,26 +94,24 @@ func (s *Service) perform(c *call, out output) *wire.Done {
 		program: p.Program,
 		path:    c.Path,
 		policy:  c.session.start.Policy,
-		flooded: out.stdout.Flooded() || out.stderr.Flooded(),
+		flooded: out.flooded(),
 		stderr:  func() []byte { kept, _ := out.stderr.Kept(); return kept },
 	})
-	if !c.started.IsZero() {
-		done.StartedAt = c.started.UnixMilli()
-	}
+	c.began(done)
 	return done
 }
 
-// process is the call as the sandbox takes it.
-func (s *Service) process(c *call, out output) (sandbox.Process, error) {
-	script := c.Script
-	if c.Blob != nil {
-		var err error
-		if script, err = s.Blobs.Get(c.ctx, *c.Blob); err != nil {
-			return sandbox.Process{}, err
-		}
+// began adds when the program started, if it did.
+func (c *call) began(done *wire.Done) {
+	if !c.started.IsZero() {
+		done.StartedAt = c.started.UnixMilli()
 	}
+}
+
+// process is the call as the sandbox takes it, without its script.
+func (s *Service) process(c *call, out output) sandbox.Process {
 	policy := c.session.start.Policy
-	p := sandbox.Process{
+	return sandbox.Process{
 		ID:      c.ID,
 		Program: sandbox.Program(c.Program),
 		Path:    c.Path,
@@ -108,15 +123,6 @@ func (s *Service) process(c *call, out output) (sandbox.Process, error) {
 			out.frames.Started()
 		},
 	}
-	switch p.Program {
-	case sandbox.FileWrite:
-		p.Input = script
-	case sandbox.FileRead:
-		p.MaxRead = min(policy.OutputBytesLimit, maxKept)
-	default:
-		p.Script, p.InArgv = script, c.InArgv
-	}
-	return p, nil
 }
 
 // unstarted is the outcome of a call whose program never ran.
@@ -128,6 +134,9 @@ func (s *Service) unstarted(c *call, err error) *wire.Done {
 		return failed("start_failed", fault.SessionLost, "The session's sandbox had ended before the call could start; nothing ran.")
 	}
 	s.Log.Error("call could not be started", "session", c.session.held.Session, "call", c.ID, "error", err)
+	if errors.Is(err, errSecrets) {
+		return failed("start_failed", fault.StartFailed, "The tool's valves are sealed to another key than this runner's; nothing ran. Check the runner's key file.")
+	}
 	if c.Blob != nil && errors.Is(err, stream.ErrBlob) {
 		return failed("start_failed", fault.StartFailed, "The call's script or content could not be fetched whole; nothing ran.")
 	}
@@ -139,7 +148,7 @@ func (s *Service) attach(c *call, out output, done *wire.Done) {
 	var cutOut, cutErr bool
 	done.Stdout, cutOut = out.stdout.Fit(maxKept)
 	done.Stderr, cutErr = out.stderr.Fit(maxKept)
-	done.Truncated = cutOut || cutErr
+	done.Truncated = done.Truncated || cutOut || cutErr
 	done.StdoutBytes, done.StderrBytes = out.stdout.Total(), out.stderr.Total()
 	if len(done.Stdout)+len(done.Stderr)+len(done.Value) <= wire.MaxInlineDone {
 		return
@@ -179,8 +188,8 @@ func (s *Service) shrink(c *call, out output, done *wire.Done, err error) {
 	done.Stderr, _ = out.stderr.Fit(wire.MaxInlineDone / 2)
 	done.Truncated = true
 	if len(done.Value) > 0 {
-		done.Value, done.HasValue = nil, false
+		done.Value, done.HasValue, done.ValueKind = nil, false, ""
 		done.Status = "error"
-		done.Error = failed("", fault.ResultUnavailable, "The file was read but its content could not be handed over.").Error
+		done.Error = failed("", fault.ResultUnavailable, "The call has ended but its result could not be handed over.").Error
 	}
 }

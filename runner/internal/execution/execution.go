@@ -4,6 +4,7 @@ package execution
 
 import (
 	"context"
+	"crypto/ecdh"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -46,6 +47,7 @@ type Service struct {
 	Reports     reports
 	Live        frames
 	Blobs       blobs
+	Box         *ecdh.PrivateKey // what secrets in orders are sealed to
 	Runner      string
 	Incarnation string
 	MaxCalls    int // open calls at once

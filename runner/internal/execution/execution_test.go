@@ -28,7 +28,7 @@ func TestSessionStartsRunsAndStops(t *testing.T) {
 		t.Fatal(err)
 	}
 	started := r.inbox.wait(t, wire.SessionStarted, "")
-	if started.Runner != "r1" || started.Incarnation != "i1" || started.Epoch != 1 || started.V != 1 || started.At == 0 ||
+	if started.Runner != "r1" || started.Incarnation != "i1" || started.Epoch != 1 || started.V != wire.Version || started.At == 0 ||
 		started.Sandbox.PolicyDigest != "sha256:x" || started.Sandbox.Backend != "fake" || started.Sandbox.Enforced["base_image"] != "host" {
 		t.Errorf("got %+v, %+v", started, started.Sandbox)
 	}

@@ -20,6 +20,7 @@ type script func(ctx context.Context, p sandbox.Process, x *box) sandbox.Exit
 // machine is a backend in memory: its programs are functions.
 type machine struct {
 	scripts map[string]script
+	any     script        // for what is in no table; may be nil
 	startUp time.Duration // how long a start takes
 	broken  error         // what every start answers
 
@@ -70,6 +71,9 @@ func (x *box) Exec(ctx context.Context, p sandbox.Process) (sandbox.Exit, error)
 	x.m.execs[p.ID]++
 	x.m.mu.Unlock()
 	do := x.m.scripts[string(p.Script)]
+	if do == nil {
+		do = x.m.any
+	}
 	if do == nil {
 		return sandbox.Exit{}, fmt.Errorf("no program for %q", p.Script)
 	}
@@ -261,11 +265,11 @@ func policy() wire.Policy {
 }
 
 func startOrder(session string, epoch int64) wire.Order {
-	return wire.Order{V: 1, Kind: wire.OrderStart, Workspace: "ws", Session: session, Epoch: epoch, Start: &wire.Start{Policy: policy(), PolicyDigest: "sha256:x"}}
+	return wire.Order{V: wire.Version, Kind: wire.OrderStart, Workspace: "ws", Session: session, Epoch: epoch, Start: &wire.Start{Policy: policy(), PolicyDigest: "sha256:x"}}
 }
 
 func callOrder(session string, epoch int64, call, script string) wire.Order {
-	return wire.Order{V: 1, Kind: wire.OrderCall, Workspace: "ws", Session: session, Epoch: epoch, Call: &wire.Call{ID: call, Run: "run_1", Program: "bash", Script: []byte(script)}}
+	return wire.Order{V: wire.Version, Kind: wire.OrderCall, Workspace: "ws", Session: session, Epoch: epoch, Call: &wire.Call{ID: call, Run: "run_1", Program: "bash", Script: []byte(script)}}
 }
 
 // live starts a session and waits for its report.

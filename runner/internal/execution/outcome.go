@@ -187,4 +187,13 @@ func short(s string) string {
 	return strings.ToValidUTF8(s[:500], "") + "…"
 }
 
+// long is short for what people may need whole.
+func long(s string) string {
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	if len(s) <= 4<<10 {
+		return s
+	}
+	return strings.ToValidUTF8(s[:4<<10], "") + "…"
+}
+
 func milliseconds(d time.Duration) float64 { return float64(max(d, 0).Microseconds()) / 1000 }

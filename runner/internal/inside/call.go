@@ -7,7 +7,7 @@ type Op uint32
 
 // The operations.
 const (
-	OpExec  Op = iota + 1 // run a program: descriptors stdout, stderr[, body]
+	OpExec  Op = iota + 1 // run a program: descriptors stdout, stderr[, body[, results]]
 	OpRead                // read a file: its content goes to stdout
 	OpWrite               // write body to a file
 )
@@ -21,7 +21,7 @@ type Request struct {
 	Argv []string
 	Env  []string
 	Max  uint64 // OpRead: refuse a larger file; OpWrite: the size of body
-	Body bool   // a body's descriptor follows stdout and stderr; OpExec gives it to the program as 3
+	Body bool   // a body's descriptor follows stdout and stderr; OpExec gives it to the program as 3, and what follows it as 4
 }
 
 // RequestHeader is the fixed part of a request: op, argc, envc, body as
@@ -32,7 +32,7 @@ const RequestHeader = 24
 const MaxStrings = 1000
 
 // Bulk is a packet that says only that the request lies in the descriptor
-// after stdout and stderr (and the body), from its start: the escape for what
+// after all others, from its start: the escape for what
 // does not fit in MaxPacket.
 const Bulk = "bulk"
 

@@ -561,7 +561,7 @@ func TestBadOrdersLeaveACodeAndNoCall(t *testing.T) {
 		{"times as text", "payload", r.rawSealed(bytes.Replace(mustEncode(t, r.call("ses_1", "call_bad")), []byte(`"exp":`), []byte(`"exp":"1","x":`), 1))},
 		{"times as fractions", "payload", r.rawSealed([]byte(`{"v":1,"jti":"j","kind":"call","iat":1.5}`))},
 		{"audience as a list", "payload", r.rawSealed([]byte(`{"v":1,"jti":"j","kind":"call","runner":["r1"]}`))},
-		{"version 2", "version", edited(func(o *wire.Order) { o.V = 2 })},
+		{"another version", "version", edited(func(o *wire.Order) { o.V = wire.Version + 1 })},
 		{"another runner", "audience", edited(func(o *wire.Order) { o.Runner = "r2" })},
 		{"the last start", "audience", edited(func(o *wire.Order) { o.Incarnation = "inc0" })},
 		{"no audience", "audience", edited(func(o *wire.Order) { o.Runner, o.Incarnation = "", "" })},
@@ -878,7 +878,7 @@ func TestTicketsComeAgainAfterTheBusWasAway(t *testing.T) {
 
 func TestMalformedTicketsAreDropped(t *testing.T) {
 	r := newRig(t, func(in *Intake) { in.Slots = 1 })
-	for _, data := range []string{"", "{}", `{"v":2,"session":"ses_1","epoch":1}`, `{"v":1,"session":"a.b","epoch":1}`, `{"v":1,"session":"ses_1","epoch":1,"x":1}`} {
+	for _, data := range []string{"", "{}", `{"v":1,"session":"ses_1","epoch":1}`, `{"v":2,"session":"a.b","epoch":1}`, `{"v":2,"session":"ses_1","epoch":1,"x":1}`} {
 		if _, err := r.js.Publish(t.Context(), bus.Start("default"), []byte(data)); err != nil {
 			t.Fatal(err)
 		}

@@ -166,13 +166,14 @@ var sha256Form = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // callCeilings checks what a call asks for.
 func callCeilings(c wire.Call) *Refusal {
+	tool := c.Program == wire.PythonTool
 	file := c.Program == wire.FileRead || c.Program == wire.FileWrite
 	switch {
-	case !slices.Contains([]string{wire.Bash, wire.Python, wire.FileRead, wire.FileWrite}, c.Program):
+	case !slices.Contains([]string{wire.Bash, wire.Python, wire.FileRead, wire.FileWrite, wire.PythonTool}, c.Program):
 		return refuse(wire.RefusedCeiling, "program: %.40q is not one of this runner's", c.Program)
 	case len(c.Script) > wire.MaxInline:
 		return refuse(wire.RefusedCeiling, "script: %d bytes, at most %d inside an order", len(c.Script), wire.MaxInline)
-	case c.InArgv && (file || c.Blob != nil || len(c.Script) > wire.MaxArgvElement || slices.Contains(c.Script, 0)):
+	case c.InArgv && (file || tool || c.Blob != nil || len(c.Script) > wire.MaxArgvElement || slices.Contains(c.Script, 0)):
 		return refuse(wire.RefusedCeiling, "script: does not fit into one argument")
 	case c.Blob != nil && len(c.Script) > 0:
 		return refuse(wire.RefusedCeiling, "blob: script and blob exclude each other")

@@ -56,13 +56,13 @@ func TestAddress(t *testing.T) {
 		name, code string
 		o          wire.Order
 	}{
-		{"ours", "", wire.Order{V: 1, Runner: "r1", Incarnation: "inc"}},
-		{"version 2", "version", wire.Order{V: 2, Runner: "r1", Incarnation: "inc"}},
+		{"ours", "", wire.Order{V: wire.Version, Runner: "r1", Incarnation: "inc"}},
+		{"another version", "version", wire.Order{V: wire.Version + 1, Runner: "r1", Incarnation: "inc"}},
 		{"no version", "version", wire.Order{Runner: "r1", Incarnation: "inc"}},
-		{"another runner", "audience", wire.Order{V: 1, Runner: "r2", Incarnation: "inc"}},
-		{"another case", "audience", wire.Order{V: 1, Runner: "R1", Incarnation: "inc"}},
-		{"another start", "audience", wire.Order{V: 1, Runner: "r1", Incarnation: "old"}},
-		{"nobody", "audience", wire.Order{V: 1}},
+		{"another runner", "audience", wire.Order{V: wire.Version, Runner: "r2", Incarnation: "inc"}},
+		{"another case", "audience", wire.Order{V: wire.Version, Runner: "R1", Incarnation: "inc"}},
+		{"another start", "audience", wire.Order{V: wire.Version, Runner: "r1", Incarnation: "old"}},
+		{"nobody", "audience", wire.Order{V: wire.Version}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.o.IssuedAt, tt.o.ExpiresAt = now, now+30_000

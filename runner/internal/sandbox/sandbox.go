@@ -75,6 +75,7 @@ const (
 	Python    Program = "python3"
 	FileRead  Program = "file_read"  // no interpreter: the supervisor reads Path as the call's user
 	FileWrite Program = "file_write" // the supervisor writes Input to Path as the call's user
+	Harness   Program = "harness"    // Python runs the program for Python tools: Script is its request, Results get its answers
 )
 
 // Process is one call.
@@ -95,10 +96,12 @@ type Process struct {
 	Env  map[string]string // added to the sandbox's own small environment
 	Wall time.Duration     // wall clock from process start; the tree is killed past it. 0: none
 
-	// Stdout and Stderr get bytes as they come, from one goroutine each. A
-	// Write that returns an error does not stop the process: output is then
-	// drained and dropped. Started, if set, is called once the program runs.
+	// Stdout, Stderr and, of Harness, Results get bytes as they come, from one
+	// goroutine each. A Write that returns an error does not stop the process:
+	// output is then drained and dropped. Started, if set, is called once the
+	// program runs.
 	Stdout, Stderr io.Writer
+	Results        io.Writer
 	Started        func()
 }
 

@@ -60,6 +60,16 @@ func (f *Frames) start() {
 // given and never fails.
 func (f *Frames) Stream(name string) io.Writer { return streamWriter{f, name} }
 
+// Event queues what the tool has emitted, a JSON value of at most 256 KiB. The
+// bytes are the caller's no longer.
+func (f *Frames) Event(data []byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.start()
+	f.add(wire.FrameEvent, "", data)
+	f.arm()
+}
+
 type streamWriter struct {
 	f    *Frames
 	name string

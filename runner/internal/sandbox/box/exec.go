@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bigwave/bigwave/runner/internal/cgroup"
+	"github.com/bigwave/bigwave/runner/internal/harness"
 	"github.com/bigwave/bigwave/runner/internal/inside"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 )
@@ -161,7 +162,7 @@ func (c *call) counters() cgroup.Counters {
 
 // attempt hands the request to a supervisor and stays until its tree is gone.
 func (c *call) attempt(ctx context.Context, request, body []byte) error {
-	files, err := c.x.newFiles(request, body)
+	files, err := c.x.newFiles(request, body, c.p.Program == sandbox.Harness)
 	if err != nil {
 		return err
 	}
@@ -409,6 +410,11 @@ func (x *box) request(p sandbox.Process) (packet, body []byte, refusal *sandbox.
 			return nil, nil, nil, err
 		}
 		r, body = pythonRequest(x.guest.Programs.Python, p)
+	case sandbox.Harness:
+		if err := x.guest.Programs.PythonErr; err != nil {
+			return nil, nil, nil, err
+		}
+		r, body = harnessRequest(x.guest.Programs.Python, p)
 	case sandbox.FileRead, sandbox.FileWrite:
 		r, body, refusal = fileRequest(p, x.roots)
 		if refusal != nil {
@@ -485,6 +491,14 @@ func pythonRequest(python string, p sandbox.Process) (inside.Request, []byte) {
 		return inside.Request{Op: inside.OpExec, Path: python, Argv: []string{python, "-c", string(p.Script)}}, nil
 	}
 	return inside.Request{Op: inside.OpExec, Path: python, Argv: []string{python, "-c", bootstrap}, Body: true}, p.Script
+}
+
+func harnessRequest(python string, p sandbox.Process) (inside.Request, []byte) {
+	body := p.Script
+	if body == nil {
+		body = []byte{}
+	}
+	return inside.Request{Op: inside.OpExec, Path: python, Argv: harness.Command(python), Body: true}, body
 }
 
 // contentWriter keeps what a file operation sends back.

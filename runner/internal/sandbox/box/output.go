@@ -22,6 +22,7 @@ type files struct {
 	out    pipe
 	err    pipe
 	body   *os.File
+	res    pipe // results; not there for most programs
 	bulk   *os.File
 }
 
@@ -33,9 +34,9 @@ type pipe struct {
 	write int
 }
 
-func (x *box) newFiles(request, body []byte) (*files, error) {
-	f := &files{packet: request, out: pipe{write: -1}, err: pipe{write: -1}}
-	err := f.open(request, body)
+func (x *box) newFiles(request, body []byte, results bool) (*files, error) {
+	f := &files{packet: request, out: pipe{write: -1}, err: pipe{write: -1}, res: pipe{write: -1}}
+	err := f.open(request, body, results)
 	if err == nil && x.b.root {
 		// Or a program could not open its own /dev/stdout.
 		err = errors.Join(syscall.Fchown(f.out.write, x.ids.Host, -1), syscall.Fchown(f.err.write, x.ids.Host, -1))
@@ -47,7 +48,7 @@ func (x *box) newFiles(request, body []byte) (*files, error) {
 	return f, nil
 }
 
-func (f *files) open(request, body []byte) (err error) {
+func (f *files) open(request, body []byte, results bool) (err error) {
 	if f.out, err = newPipe(); err != nil {
 		return err
 	}
@@ -56,6 +57,11 @@ func (f *files) open(request, body []byte) (err error) {
 	}
 	if body != nil {
 		if f.body, err = memoryFile("script", body); err != nil {
+			return err
+		}
+	}
+	if results {
+		if f.res, err = newPipe(); err != nil {
 			return err
 		}
 	}
@@ -102,16 +108,20 @@ func memoryFile(name string, content []byte) (*os.File, error) {
 // theirs are the descriptors that go with the request, in its order.
 func (f *files) theirs() []int {
 	fds := []int{f.out.write, f.err.write}
-	for _, file := range []*os.File{f.body, f.bulk} {
-		if file != nil {
-			fds = append(fds, int(file.Fd()))
-		}
+	if f.body != nil {
+		fds = append(fds, int(f.body.Fd()))
+	}
+	if f.res.write >= 0 {
+		fds = append(fds, f.res.write)
+	}
+	if f.bulk != nil {
+		fds = append(fds, int(f.bulk.Fd()))
 	}
 	return fds
 }
 
 func (f *files) closeTheirs() {
-	for _, p := range []*pipe{&f.out, &f.err} {
+	for _, p := range []*pipe{&f.out, &f.err, &f.res} {
 		if p.write >= 0 {
 			_ = syscall.Close(p.write)
 			p.write = -1
@@ -126,9 +136,10 @@ func (f *files) close() {
 	f.closeTheirs()
 	closeFile(f.out.read)
 	closeFile(f.err.read)
+	closeFile(f.res.read)
 }
 
-// copyOutput starts copying both streams; a file's content comes as stdout.
+// copyOutput starts copying the streams; a file's content comes as stdout.
 func (c *call) copyOutput(copying *sync.WaitGroup, f *files, content *contentWriter) {
 	out := c.p.Stdout
 	if c.p.Program == sandbox.FileRead || c.p.Program == sandbox.FileWrite {
@@ -136,6 +147,9 @@ func (c *call) copyOutput(copying *sync.WaitGroup, f *files, content *contentWri
 	}
 	copying.Go(func() { f.out.copyTo(out) })
 	copying.Go(func() { f.err.copyTo(c.p.Stderr) })
+	if f.res.read != nil {
+		copying.Go(func() { f.res.copyTo(c.p.Results) })
+	}
 }
 
 const copySize = 32 << 10
@@ -186,11 +200,14 @@ func (p *pipe) rest(buffer []byte, give func([]byte)) {
 // program that gave its output to another call's process makes that happen.
 const handedOn = 200 * time.Millisecond
 
-// drain returns when both streams have been copied.
+// drain returns when the streams have been copied.
 func (f *files) drain(copying *sync.WaitGroup) {
 	late := time.AfterFunc(handedOn, func() {
-		_ = f.out.read.SetReadDeadline(time.Now())
-		_ = f.err.read.SetReadDeadline(time.Now())
+		for _, p := range []*pipe{&f.out, &f.err, &f.res} {
+			if p.read != nil {
+				_ = p.read.SetReadDeadline(time.Now())
+			}
+		}
 	})
 	copying.Wait()
 	late.Stop()

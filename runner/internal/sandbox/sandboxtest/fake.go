@@ -27,6 +27,7 @@ import (
 //	full           end with code 1 and the workspace full
 //	die            the sandbox dies under the call
 //	fail           Exec returns an error
+//	answer TEXT    give a line to Results
 //
 // File operations work on a map of each sandbox. The zero value is ready.
 type Fake struct {
@@ -211,6 +212,8 @@ func (s *FakeSandbox) script(ctx context.Context, p sandbox.Process) (sandbox.Ex
 			say(p.Stdout, argument+"\n")
 		case "warn":
 			say(p.Stderr, argument+"\n")
+		case "answer":
+			say(p.Results, argument+"\n")
 		case "flood":
 			say(p.Stdout, strings.Repeat("x", n))
 		case "sleep":

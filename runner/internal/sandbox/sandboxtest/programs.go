@@ -68,6 +68,22 @@ func testPrograms(t *testing.T, b sandbox.Backend) {
 			}
 		}
 	})
+	t.Run("harness", func(t *testing.T) {
+		for _, request := range []string{"", "{}", `{"op":"dance"}`, strings.Repeat("x", 1<<20)} {
+			p := sandbox.Process{Program: sandbox.Harness, Script: []byte(request)}
+			var results strings.Builder
+			p.Results = &results
+			r := Exec(t, s, p)
+			if r.Reason != sandbox.Exited || r.Code != 1 || r.Stdout != "" {
+				t.Errorf("%.20q: got %+v, %q, %q", request, r.Exit, r.Stdout, r.Stderr)
+			}
+			if got := results.String(); strings.Count(got, "\n") != 1 || !strings.HasPrefix(got, `{"error"`) {
+				t.Errorf("%.20q: got the results %.200q", request, got)
+			}
+			p.Results = nil // nobody listens
+			mustExit(t, Exec(t, s, p), 1)
+		}
+	})
 	t.Run("python imports from the workspace", func(t *testing.T) {
 		mustExit(t, Exec(t, s, Bash("echo 'v = 41' > mine.py")), 0)
 		if r := Exec(t, s, Python("import mine; print(mine.v + 1)")); r.Stdout != "42\n" {

@@ -1,0 +1,298 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+
+	"github.com/jmoiron/sqlx"
+
+	"github.com/bigwave/bigwave/controlplane/internal/audit"
+	"github.com/bigwave/bigwave/controlplane/internal/pytool"
+	"github.com/bigwave/bigwave/shared/fault"
+)
+
+type pythonToolRow struct {
+	Workspace   string           `db:"workspace_id"`
+	ID          string           `db:"id"`
+	Owner       string           `db:"user_id"`
+	Name        string           `db:"name"`
+	Content     string           `db:"content"`
+	Specs       string           `db:"specs"`
+	Spoken      string           `db:"spoken"`
+	Description sql.Null[string] `db:"description"`
+	Manifest    string           `db:"manifest"`
+	Valves      sql.Null[string] `db:"valves_schema"`
+	UserValves  sql.Null[string] `db:"user_valves_schema"`
+	Citation    bool             `db:"citation"`
+	FileHandler bool             `db:"file_handler"`
+	Revision    int64            `db:"revision"`
+	CreatedAt   int64            `db:"created_at"`
+	UpdatedAt   int64            `db:"updated_at"`
+	OwnerName   sql.Null[string] `db:"owner_name"`
+	OwnerRole   sql.Null[string] `db:"owner_role"`
+}
+
+func (r pythonToolRow) tool() pytool.Tool {
+	t := pytool.Tool{
+		Workspace: r.Workspace, ID: r.ID, Owner: r.Owner, Name: r.Name, Content: r.Content,
+		Specs: json.RawMessage(r.Specs), Spoken: pairs(r.Spoken), Manifest: json.RawMessage(r.Manifest),
+		Valves: optional(r.Valves), UserValves: optional(r.UserValves),
+		Citation: r.Citation, FileHandler: r.FileHandler, Revision: r.Revision, Grants: []pytool.Grant{},
+		CreatedAt: instant(r.CreatedAt), UpdatedAt: instant(r.UpdatedAt),
+	}
+	if r.Description.Valid {
+		t.Description = &r.Description.V
+	}
+	if r.OwnerName.Valid {
+		t.OwnedBy = &pytool.User{ID: r.Owner, Name: r.OwnerName.V, Admin: r.OwnerRole.V != "member"}
+	}
+	return t
+}
+
+func optional(text sql.Null[string]) json.RawMessage {
+	if !text.Valid {
+		return nil
+	}
+	return json.RawMessage(text.V)
+}
+
+// orNull is raw as a column keeps it: NULL when there is none.
+func orNull(raw json.RawMessage) *string {
+	if raw == nil {
+		return nil
+	}
+	text := string(raw)
+	return &text
+}
+
+type grantRow struct {
+	ID            string `db:"id"`
+	Tool          string `db:"tool_id"`
+	PrincipalType string `db:"principal_type"`
+	PrincipalID   string `db:"principal_id"`
+	Permission    string `db:"permission"`
+	CreatedAt     int64  `db:"created_at"`
+}
+
+func (r grantRow) grant() pytool.Grant {
+	return pytool.Grant{
+		ID: r.ID, PrincipalType: r.PrincipalType, PrincipalID: r.PrincipalID, Permission: r.Permission, CreatedAt: instant(r.CreatedAt),
+	}
+}
+
+const (
+	pythonToolColumns = `
+		t.workspace_id, t.id, t.user_id, t.name, t.specs, t.spoken, t.description, t.manifest, t.valves_schema, t.user_valves_schema,
+		t.citation, t.file_handler, t.revision, t.created_at, t.updated_at, u.name AS owner_name, u.role AS owner_role`
+	fromPythonTools = `
+		FROM tools t LEFT JOIN users u ON u.id = t.user_id AND u.workspace_id = t.workspace_id
+		WHERE t.workspace_id = $1`
+	pythonToolsOfWorkspace      = `SELECT '' AS content,` + pythonToolColumns + fromPythonTools + ` ORDER BY t.updated_at DESC, t.id`
+	pythonToolsWholeOfWorkspace = `SELECT t.content,` + pythonToolColumns + fromPythonTools + ` ORDER BY t.updated_at DESC, t.id`
+	pythonToolByID              = `SELECT t.content,` + pythonToolColumns + fromPythonTools + ` AND t.id = $2`
+	insertPythonTool            = `
+		INSERT INTO tools (workspace_id, id, user_id, name, content, specs, description, manifest, valves_schema,
+			user_valves_schema, citation, file_handler, revision, created_at, updated_at, spoken)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`
+	updatePythonTool = `
+		UPDATE tools SET name = $3, content = $4, specs = $5, description = $6, manifest = $7, valves_schema = $8,
+			user_valves_schema = $9, citation = $10, file_handler = $11, revision = $12, updated_at = $13, spoken = $15
+		WHERE workspace_id = $1 AND id = $2 AND revision = $14`
+	revisionOfPythonTool = `SELECT revision FROM tools WHERE workspace_id = $1 AND id = $2`
+	deletePythonTool     = `DELETE FROM tools WHERE workspace_id = $1 AND id = $2`
+
+	grantsOfWorkspace = `
+		SELECT id, tool_id, principal_type, principal_id, permission, created_at
+		FROM access_grants WHERE workspace_id = $1 ORDER BY id`
+	grantsOfTool = `
+		SELECT id, tool_id, principal_type, principal_id, permission, created_at
+		FROM access_grants WHERE workspace_id = $1 AND tool_id = $2 ORDER BY id`
+	insertGrant = `
+		INSERT INTO access_grants (id, workspace_id, tool_id, principal_type, principal_id, permission, created_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7)`
+	deleteGrants = `DELETE FROM access_grants WHERE workspace_id = $1 AND tool_id = $2`
+
+	valvesOfTool = `SELECT valves FROM tools WHERE workspace_id = $1 AND id = $2`
+	putValves    = `
+		UPDATE tools SET valves = $3, updated_at = $4, spoken = COALESCE($5, spoken) WHERE workspace_id = $1 AND id = $2`
+	valvesOfUser  = `SELECT valves FROM tool_user_valves WHERE workspace_id = $1 AND tool_id = $2 AND user_id = $3`
+	putUserValves = `
+		INSERT INTO tool_user_valves (workspace_id, tool_id, user_id, valves, updated_at) VALUES ($1, $2, $3, $4, $5)
+		ON CONFLICT (workspace_id, tool_id, user_id) DO UPDATE SET valves = excluded.valves, updated_at = excluded.updated_at`
+)
+
+// PythonTools lists a workspace's Python tools without their content, the last
+// changed first.
+func (db *DB) PythonTools(ctx context.Context, workspace string) ([]pytool.Tool, error) {
+	return db.pythonTools(ctx, workspace, pythonToolsOfWorkspace)
+}
+
+// PythonToolsWhole is PythonTools with the content.
+func (db *DB) PythonToolsWhole(ctx context.Context, workspace string) ([]pytool.Tool, error) {
+	return db.pythonTools(ctx, workspace, pythonToolsWholeOfWorkspace)
+}
+
+func (db *DB) pythonTools(ctx context.Context, workspace, query string) ([]pytool.Tool, error) {
+	var rows []pythonToolRow
+	if err := db.all(ctx, &rows, query, workspace); err != nil {
+		return nil, err
+	}
+	var grants []grantRow
+	if err := db.all(ctx, &grants, grantsOfWorkspace, workspace); err != nil {
+		return nil, err
+	}
+	byTool := map[string][]pytool.Grant{}
+	for _, g := range grants {
+		byTool[g.Tool] = append(byTool[g.Tool], g.grant())
+	}
+	tools := convert(rows, pythonToolRow.tool)
+	for i := range tools {
+		tools[i].Grants = append(tools[i].Grants, byTool[tools[i].ID]...)
+	}
+	return tools, nil
+}
+
+// PythonTool returns one tool of a workspace; NotFound when there is none.
+func (db *DB) PythonTool(ctx context.Context, workspace, id string) (pytool.Tool, error) {
+	var r pythonToolRow
+	if err := db.get(ctx, &r, pythonToolByID, workspace, id); err != nil {
+		return pytool.Tool{}, missing(err, "Python tool", id)
+	}
+	var grants []grantRow
+	if err := db.all(ctx, &grants, grantsOfTool, workspace, id); err != nil {
+		return pytool.Tool{}, err
+	}
+	t := r.tool()
+	t.Grants = append(t.Grants, convert(grants, grantRow.grant)...)
+	return t, nil
+}
+
+// InsertPythonTool adds a tool; Conflict when its id is taken.
+func (db *DB) InsertPythonTool(ctx context.Context, t pytool.Tool, e audit.Event) (pytool.Tool, error) {
+	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
+		if err := sqlx.GetContext(ctx, tx, &t.Revision, nextToolRevision, t.Workspace); err != nil {
+			return missing(err, "workspace", t.Workspace)
+		}
+		_, err := tx.ExecContext(ctx, insertPythonTool, t.Workspace, t.ID, t.Owner, t.Name, t.Content, string(t.Specs), t.Description,
+			string(t.Manifest), orNull(t.Valves), orNull(t.UserValves), t.Citation, t.FileHandler, t.Revision, micros(t.CreatedAt), micros(t.UpdatedAt),
+			pairsText(t.Spoken))
+		if duplicate(err) {
+			return fault.Wrap(err, fault.Conflict, "a Python tool %q exists already", t.ID).On("id")
+		}
+		if err != nil {
+			return err
+		}
+		return recorded(ctx, tx, grant(ctx, tx, t.Workspace, t.ID, t.Grants), e)
+	})
+	return t, err
+}
+
+// UpdatePythonTool replaces a tool, and its grants unless they are nil, when
+// it is of that revision; else it is a Conflict.
+func (db *DB) UpdatePythonTool(ctx context.Context, t pytool.Tool, revision int64, e audit.Event) (pytool.Tool, error) {
+	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
+		if err := sqlx.GetContext(ctx, tx, &t.Revision, nextToolRevision, t.Workspace); err != nil {
+			return missing(err, "Python tool", t.ID)
+		}
+		var now int64 // the workspace's row is the lock under which tools change
+		if err := sqlx.GetContext(ctx, tx, &now, revisionOfPythonTool, t.Workspace, t.ID); err != nil {
+			return missing(err, "Python tool", t.ID)
+		}
+		if now != revision {
+			return fault.New(fault.Conflict, "the tool was changed meanwhile; read it again")
+		}
+		_, err := tx.ExecContext(ctx, updatePythonTool, t.Workspace, t.ID, t.Name, t.Content, string(t.Specs), t.Description,
+			string(t.Manifest), orNull(t.Valves), orNull(t.UserValves), t.Citation, t.FileHandler, t.Revision, micros(t.UpdatedAt), revision,
+			pairsText(t.Spoken))
+		if err != nil {
+			return err
+		}
+		if t.Grants != nil {
+			err = regrant(ctx, tx, t.Workspace, t.ID, t.Grants)
+		}
+		return recorded(ctx, tx, err, e)
+	})
+	return t, err
+}
+
+// PutGrants replaces the grants of a tool.
+func (db *DB) PutGrants(ctx context.Context, workspace, id string, grants []pytool.Grant, e audit.Event) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
+		var next int64
+		if err := sqlx.GetContext(ctx, tx, &next, nextToolRevision, workspace); err != nil {
+			return missing(err, "Python tool", id)
+		}
+		if err := sqlx.GetContext(ctx, tx, &next, revisionOfPythonTool, workspace, id); err != nil {
+			return missing(err, "Python tool", id)
+		}
+		return recorded(ctx, tx, regrant(ctx, tx, workspace, id, grants), e)
+	})
+}
+
+func regrant(ctx context.Context, tx statements, workspace, id string, grants []pytool.Grant) error {
+	if _, err := tx.ExecContext(ctx, deleteGrants, workspace, id); err != nil {
+		return err
+	}
+	return grant(ctx, tx, workspace, id, grants)
+}
+
+func grant(ctx context.Context, tx statements, workspace, id string, grants []pytool.Grant) error {
+	for _, g := range grants {
+		if _, err := tx.ExecContext(ctx, insertGrant, g.ID, workspace, id, g.PrincipalType, g.PrincipalID, g.Permission, micros(g.CreatedAt)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// DeletePythonTool removes a tool with its grants and valves; NotFound when
+// there is none.
+func (db *DB) DeletePythonTool(ctx context.Context, workspace, id string, e audit.Event) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
+		err := changed(ctx, tx, "Python tool", id, deletePythonTool, workspace, id)
+		return recorded(ctx, tx, err, e)
+	})
+}
+
+// Valves returns what a tool is set to, sealed; nil when nothing was set.
+func (db *DB) Valves(ctx context.Context, workspace, id string) ([]byte, error) {
+	var sealed []byte
+	if err := db.get(ctx, &sealed, valvesOfTool, workspace, id); err != nil {
+		return nil, missing(err, "Python tool", id)
+	}
+	return sealed, nil
+}
+
+// PutValves sets a tool, which counts as a change of it at e.At.
+func (db *DB) PutValves(ctx context.Context, t pytool.Tool, sealed []byte, e audit.Event) error {
+	var spoken *string // nil: stays
+	if t.Spoken != nil {
+		text := pairsText(t.Spoken)
+		spoken = &text
+	}
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
+		err := changed(ctx, tx, "Python tool", t.ID, putValves, t.Workspace, t.ID, sealed, micros(e.At), spoken)
+		return recorded(ctx, tx, err, e)
+	})
+}
+
+// UserValves returns what a user has set a tool to, sealed; nil when nothing.
+func (db *DB) UserValves(ctx context.Context, workspace, id, user string) ([]byte, error) {
+	var rows [][]byte
+	if err := db.all(ctx, &rows, valvesOfUser, workspace, id, user); err != nil || len(rows) == 0 {
+		return nil, err
+	}
+	return rows[0], nil
+}
+
+// PutUserValves sets a tool for one user.
+func (db *DB) PutUserValves(ctx context.Context, workspace, id, user string, sealed []byte, e audit.Event) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
+		_, err := tx.ExecContext(ctx, putUserValves, workspace, id, user, sealed, micros(e.At))
+		if unreferenced(err) {
+			return fault.Wrap(err, fault.NotFound, "no Python tool %q", id)
+		}
+		return recorded(ctx, tx, err, e)
+	})
+}

@@ -1,0 +1,249 @@
+package store_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/bigwave/bigwave/controlplane/internal/identity"
+	"github.com/bigwave/bigwave/controlplane/internal/page"
+	"github.com/bigwave/bigwave/controlplane/internal/pytool"
+	"github.com/bigwave/bigwave/controlplane/internal/pytool/pytooltest"
+	"github.com/bigwave/bigwave/controlplane/internal/store"
+	"github.com/bigwave/bigwave/controlplane/internal/store/storetest"
+	"github.com/bigwave/bigwave/shared/fault"
+)
+
+const pythonSource = "class Tools:\n    class Valves(BaseModel):\n        key: str = \"\"\n    class UserValves(BaseModel):\n        name: str = \"\"\n    def f(self, a: int)\n"
+
+func pythonTools(t *testing.T, db *store.DB) (*pytool.Service, *identity.Service, *clock) {
+	t.Helper()
+	people, clock := people(db)
+	vault, err := pytool.NewVault("a secret key that only tests know")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &pytool.Service{
+		Store: db, People: people, Describer: &pytooltest.Describer{}, Vault: vault,
+		Now: clock.Now, NewID: newID, NewUUID: uuid.NewString, Log: slog.New(slog.DiscardHandler),
+	}, people, clock
+}
+
+func TestPythonToolsComeBackAsTheyWere(t *testing.T) {
+	storetest.Run(t, func(t *testing.T, db *store.DB) {
+		s, people, clock := pythonTools(t, db)
+		ctx, admin := t.Context(), root(t, people)
+		owner, _ := join(t, people, "", "olga", identity.Admin)
+		text := "zażółć 🎨 'quoted' \"and\" \\n %_"
+		made, err := s.Create(ctx, owner, pytool.Form{
+			ID: "Tool_A", Name: text, Content: pythonSource + "# says f: zażółć\n# " + text, Description: &text,
+			Grants: []pytool.Grant{{PrincipalType: "user", PrincipalID: text, Permission: "read"}, {PrincipalType: "group", PrincipalID: "g", Permission: "write"}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := db.PythonTool(ctx, "default", "tool_a")
+		if err != nil || got.OwnedBy == nil || *got.OwnedBy != (pytool.User{ID: owner.UserID, Name: "olga", Admin: true}) {
+			t.Fatalf("got %+v, %v", got, err)
+		}
+		got.OwnedBy = nil
+		if fmt.Sprintf("%+v", sorted(plain(got))) != fmt.Sprintf("%+v", sorted(plain(made))) {
+			t.Errorf("got\n%+v, made\n%+v", plain(got), plain(made))
+		}
+		if _, err := s.Create(ctx, owner, pytool.Form{ID: "tool_b", Content: "class Tools: pass"}); err != nil {
+			t.Fatal(err)
+		}
+		order := func() (ids []string) {
+			list, err := db.PythonTools(ctx, "default")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, one := range list {
+				if one.Content != "" {
+					t.Error("a list holds content")
+				}
+				ids = append(ids, one.ID)
+			}
+			return ids
+		}
+		clock.Pass(time.Second)
+		b, err := db.PythonTool(ctx, "default", "tool_b")
+		if err != nil || b.Description != nil || b.Valves != nil || b.UserValves != nil || len(b.Grants) != 0 {
+			t.Errorf("got %+v, %v", b, err)
+		}
+		if _, err := s.SetValves(ctx, admin, "tool_a", pytool.Values{"key": json.RawMessage(`"k"`)}); err != nil {
+			t.Fatal(err)
+		}
+		if got := order(); !slices.Equal(got, []string{"tool_a", "tool_b"}) {
+			t.Errorf("got %v", got)
+		}
+		clock.Pass(time.Second)
+		if _, err := s.Update(ctx, admin, "tool_b", pytool.Form{ID: "x", Content: "class Tools:\n    pass"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := order(); !slices.Equal(got, []string{"tool_b", "tool_a"}) {
+			t.Errorf("got %v", got)
+		}
+		if err := people.DeleteUser(ctx, admin, owner.UserID); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := db.PythonTool(ctx, "default", "tool_a"); err != nil || got.OwnedBy != nil || got.Owner != owner.UserID {
+			t.Errorf("after its owner went: %+v, %v", got, err)
+		}
+	})
+}
+
+// plain is a tool without pointers, so that two can be compared.
+func plain(t pytool.Tool) map[string]any {
+	return map[string]any{
+		"id": t.ID, "owner": t.Owner, "name": t.Name, "content": t.Content, "specs": string(t.Specs), "description": fmt.Sprint(*t.Description),
+		"manifest": string(t.Manifest), "spoken": t.Spoken["f"], "valves": string(t.Valves), "user": string(t.UserValves), "grants": t.Grants, "revision": t.Revision,
+		"created": t.CreatedAt, "updated": t.UpdatedAt,
+	}
+}
+
+func sorted(m map[string]any) map[string]any {
+	grants := m["grants"].([]pytool.Grant)
+	slices.SortFunc(grants, func(a, b pytool.Grant) int { return strings.Compare(a.ID, b.ID) })
+	return m
+}
+
+func TestAPythonToolIsChangedByOneAtATime(t *testing.T) {
+	storetest.Run(t, func(t *testing.T, db *store.DB) {
+		s, people, _ := pythonTools(t, db)
+		ctx, admin := t.Context(), root(t, people)
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		made, taken := 0, 0
+		for i := range 8 {
+			wg.Go(func() {
+				_, err := s.Create(ctx, admin, pytool.Form{ID: "t", Content: pythonSource, Name: fmt.Sprint(i)})
+				mu.Lock()
+				defer mu.Unlock()
+				switch {
+				case err == nil:
+					made++
+				case fault.Is(err, fault.Invalid) && fault.From(err).Message == pytool.IDTaken:
+					taken++
+				default:
+					t.Errorf("got %v", err)
+				}
+			})
+		}
+		wg.Wait()
+		if made != 1 || taken != 7 {
+			t.Errorf("made %d times, taken %d times", made, taken)
+		}
+		before, err := db.PythonTool(ctx, "default", "t")
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := s.Update(ctx, admin, "t", pytool.Form{ID: "t", Content: pythonSource})
+		if err != nil || after.Revision <= before.Revision {
+			t.Errorf("revision %d after %d, %v", after.Revision, before.Revision, err)
+		}
+		stale := before
+		stale.Name = "stale"
+		if _, err := db.UpdatePythonTool(ctx, stale, before.Revision, event("default", "x")); !wants(err, fault.Conflict) {
+			t.Errorf("got %v", err)
+		}
+		if err := s.Delete(ctx, admin, "t"); err != nil {
+			t.Fatal(err)
+		}
+		for name, err := range map[string]error{
+			"update":      second(db.UpdatePythonTool(ctx, stale, before.Revision, event("default", "x"))),
+			"grants":      db.PutGrants(ctx, "default", "t", nil, event("default", "x")),
+			"valves":      db.PutValves(ctx, stale, []byte("x"), event("default", "x")),
+			"user valves": db.PutUserValves(ctx, "default", "t", "u", []byte("x"), event("default", "x")),
+			"delete":      db.DeletePythonTool(ctx, "default", "t", event("default", "x")),
+			"read":        second(db.PythonTool(ctx, "default", "t")),
+			"read valves": second(db.Valves(ctx, "default", "t")),
+		} {
+			if !wants(err, fault.NotFound) {
+				t.Errorf("%s of a tool that is gone: %v", name, err)
+			}
+		}
+		again, err := s.Create(ctx, admin, pytool.Form{ID: "t", Content: pythonSource})
+		if err != nil || again.Revision <= after.Revision {
+			t.Errorf("made again it has revision %d, %v", again.Revision, err)
+		}
+	})
+}
+
+func TestValvesGoWithTheirToolUserAndWorkspace(t *testing.T) {
+	storetest.Run(t, func(t *testing.T, db *store.DB) {
+		s, people, _ := pythonTools(t, db)
+		ctx, boss := t.Context(), root(t, people)
+		workspace(t, people, "acme")
+		admin, _ := join(t, people, "acme", "ann", identity.Admin)
+		user, _ := join(t, people, "acme", "uli", identity.Member)
+		everybody := []pytool.Grant{{PrincipalType: "user", PrincipalID: "*", Permission: "read"}}
+		set := func(id string) {
+			t.Helper()
+			if _, err := s.Create(ctx, admin, pytool.Form{ID: id, Content: pythonSource, Grants: everybody}); err != nil {
+				t.Fatal(err)
+			}
+			_, err := s.SetValves(ctx, admin, id, pytool.Values{"key": json.RawMessage(`"k"`)})
+			_, uerr := s.SetUserValves(ctx, user, id, pytool.Values{"name": json.RawMessage(`"n"`)})
+			if err != nil || uerr != nil {
+				t.Fatal(err, uerr)
+			}
+		}
+		has := func(id string) bool {
+			t.Helper()
+			sealed, err := db.UserValves(ctx, "acme", id, user.UserID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return sealed != nil
+		}
+		set("one")
+		set("two")
+		got, err := s.SettingsOf(ctx, "acme", user.UserID, "one")
+		if err != nil || string(got.Valves) != `{"key":"k"}` || string(got.UserValves) != `{"name":"n"}` || got.User != (pytool.User{ID: user.UserID, Name: "uli"}) {
+			t.Errorf("got %+v, %v", got, err)
+		}
+		if got, err := s.SettingsOf(ctx, "acme", admin.UserID, "one"); err != nil || string(got.UserValves) != `{}` || !got.User.Admin {
+			t.Errorf("another user's: %+v, %v", got, err)
+		}
+		// What is sealed for one place opens in no other.
+		if sealed, err := db.UserValves(ctx, "acme", "one", user.UserID); err != nil || db.PutUserValves(ctx, "acme", "two", user.UserID, sealed, event("default", "x")) != nil {
+			t.Fatal(err)
+		}
+		if got, err := s.SettingsOf(ctx, "acme", user.UserID, "two"); err != nil || string(got.UserValves) != `{}` {
+			t.Errorf("moved to another tool: %+v, %v", got, err)
+		}
+		if err := s.Delete(ctx, admin, "one"); err != nil || has("one") {
+			t.Errorf("valves outlive their tool (%v)", err)
+		}
+		if err := people.DeleteUser(ctx, boss, user.UserID); err != nil || has("two") {
+			t.Errorf("valves outlive their user (%v)", err)
+		}
+		if err := people.DeleteWorkspace(ctx, boss, "acme"); err != nil {
+			t.Errorf("a workspace with Python tools: %v", err)
+		}
+		if list, err := db.PythonToolsWhole(ctx, "acme"); err != nil || len(list) != 0 {
+			t.Errorf("tools outlive their workspace: %v, %v", list, err)
+		}
+		events, _, err := db.AuditEvents(ctx, "acme", page.Page{Limit: 100})
+		if err != nil {
+			t.Fatal(err)
+		}
+		count := map[string]int{}
+		for _, e := range events {
+			count[e.Action]++
+		}
+		for action, n := range map[string]int{"python_tool.create": 2, "python_tool.valves": 2, "python_tool.user_valves": 2, "python_tool.delete": 1} {
+			if count[action] != n {
+				t.Errorf("%s was recorded %d times, want %d", action, count[action], n)
+			}
+		}
+	})
+}
