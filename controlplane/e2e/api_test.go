@@ -123,6 +123,8 @@ func TestTwoWorkspaces(t *testing.T) {
 			}
 			var body any
 			switch {
+			case strings.HasPrefix(r.path, "/api/tools/") && strings.HasSuffix(r.path, "/run"):
+				body = object{"name": "f", "arguments": object{}}
 			case strings.HasSuffix(r.path, "/run"):
 				body = object{"tool_calls": []object{{"id": "c", "name": "shell_exec", "arguments": object{"command": "true"}}}}
 			case strings.HasSuffix(r.path, group):

@@ -89,9 +89,12 @@ func Run(t *testing.T, m Machine) string {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, kernel, "mem="+memory, "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro",
 		"init="+script, "con=null", "con0=null,fd:1", "con1=null", "quiet")
+	cmd.WaitDelay = time.Second // its processes hold the output open
 	out, err := cmd.CombinedOutput()
 	if !strings.Contains(string(out), "RC=0") {
 		t.Errorf("%v\n%s", err, out)
+	} else if testing.Verbose() {
+		t.Logf("%s", out)
 	}
 	return string(out)
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/containerd/containerd"
 	"github.com/containerd/containerd/namespaces"
+	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 
@@ -102,7 +103,8 @@ type maker struct {
 	end      context.CancelFunc
 	pulling  context.Context // ends when Close begins
 	endPulls context.CancelFunc
-	working  sync.WaitGroup // pulls and removals
+	working  sync.WaitGroup     // pulls and removals
+	removing singleflight.Group // by name
 
 	mu     sync.Mutex
 	client *containerd.Client // nil until containerd has answered once

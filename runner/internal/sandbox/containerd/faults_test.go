@@ -387,6 +387,29 @@ func TestSweepTakesOnlyItsOwn(t *testing.T) {
 	}
 }
 
+// TestSweepBesideRemovals sweeps while the sandboxes that were just closed, as
+// those of Check are, still go.
+func TestSweepBesideRemovals(t *testing.T) {
+	b, cfg := plain(t)
+	for range 10 {
+		var starts [3]sandbox.Sandbox
+		for i := range starts {
+			starts[i] = sandboxtest.Start(t, b)
+		}
+		for _, s := range starts {
+			if err := s.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := b.Sweep(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n := left(cfg); n != 0 {
+			t.Errorf("%d are left", n)
+		}
+	}
+}
+
 func bare(name string, labels map[string]string) containers.Container {
 	return containers.Container{ID: name, Labels: labels, Runtime: containers.RuntimeInfo{Name: "io.containerd.runc.v2"}, Snapshotter: daemon.Snapshotter, SnapshotKey: name, Spec: anything{}}
 }

@@ -16,6 +16,7 @@ const (
 	removeTimeout = 20 * time.Second // of one try
 	removeAgain   = time.Second      // after a try that failed
 	removesAtOnce = 8
+	sweepTries    = 5 // of one name
 )
 
 // remove frees a sandbox's container, shim and snapshot in the background,
@@ -40,8 +41,14 @@ func (m *maker) remove(name string) {
 	})
 }
 
-// removeNow succeeds also when there is nothing of that name.
+// removeNow succeeds also when there is nothing of that name. Two at once for
+// one name would have a shim stop under the other's hands: they share one try.
 func (m *maker) removeNow(ctx context.Context, name string) error {
+	_, err, _ := m.removing.Do(name, func() (any, error) { return nil, m.removeOnce(ctx, name) })
+	return err
+}
+
+func (m *maker) removeOnce(ctx context.Context, name string) error {
 	client, err := m.connect()
 	if err != nil {
 		return err
@@ -118,7 +125,7 @@ func (m *maker) removeAll(ctx context.Context, names []string) error {
 		}
 		seen[name] = true
 		g.Go(func() error {
-			if err := m.removeNow(ctx, name); err != nil {
+			if err := m.removeSoon(ctx, name); err != nil {
 				errs[i] = fmt.Errorf("%s: %w", name, err)
 			}
 			return nil
@@ -126,4 +133,19 @@ func (m *maker) removeAll(ctx context.Context, names []string) error {
 	}
 	_ = g.Wait() // each has its own
 	return errors.Join(errs...)
+}
+
+// removeSoon tries a few times: a shim that is just stopping refuses to delete.
+func (m *maker) removeSoon(ctx context.Context, name string) error {
+	for try := 1; ; try++ {
+		err := m.removeNow(ctx, name)
+		if err == nil || try == sweepTries {
+			return err
+		}
+		select {
+		case <-time.After(removeAgain):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"math/big"
+	mathrand "math/rand/v2"
 	"net"
 	"os"
 	"slices"
@@ -112,23 +113,28 @@ func newOutside(t *testing.T) *outside {
 	return o
 }
 
-// samePort listens at the good host's and at the canary's address.
+// samePort listens at the good host's and at the canary's address, at a port
+// below those that connections of other tests come from.
 func (o *outside) samePort() (good, canary net.Listener, packets net.PacketConn) {
 	o.t.Helper()
+	var err error
 	for range 50 {
-		l := o.listen(goodHost + ":0")
-		at := fmt.Sprintf("%s:%d", canaryHost, l.Addr().(*net.TCPAddr).Port)
-		udp, err := net.ListenPacket("udp", at)
-		if err != nil {
+		port := 10000 + mathrand.IntN(20000)
+		at := fmt.Sprintf("%s:%d", canaryHost, port)
+		if canary, err = net.Listen("tcp", at); err != nil {
 			continue
 		}
-		o.t.Cleanup(func() { _ = udp.Close() })
-		if tcp, err := net.Listen("tcp", at); err == nil {
-			o.t.Cleanup(func() { _ = tcp.Close() })
-			return l, tcp, udp
+		o.t.Cleanup(func() { _ = canary.Close() })
+		if packets, err = net.ListenPacket("udp", at); err != nil {
+			continue
+		}
+		o.t.Cleanup(func() { _ = packets.Close() })
+		if good, err = net.Listen("tcp", fmt.Sprintf("%s:%d", goodHost, port)); err == nil {
+			o.t.Cleanup(func() { _ = good.Close() })
+			return good, canary, packets
 		}
 	}
-	o.t.Fatal("no port is free on both addresses")
+	o.t.Fatalf("no port is free on both addresses: %v", err)
 	return nil, nil, nil
 }
 

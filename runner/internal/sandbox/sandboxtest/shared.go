@@ -95,7 +95,7 @@ func testSocketMemory(t *testing.T, b sandbox.Backend) {
 	if weak(s, "memory_mb") {
 		t.Skip("weak here")
 	}
-	r := Exec(t, s, within(60*time.Second, Python(`
+	r := Exec(t, s, within(15*time.Second, Python(`
 import socket
 l = socket.socket()
 l.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)

@@ -25,7 +25,7 @@ func TestOnUnified(t *testing.T) {
 		onUnified(t, "^TestDisks$", "", "")
 	})
 	t.Run("ordinary user", func(t *testing.T) {
-		onUnified(t, "^(TestBackend|TestInitIsKilled)$/^(Limits)?$",
+		onUnified(t, "^(TestBackend|TestInitIsKilled)$/^(Limits)?$/^(memory|pids|usage)?$/^(main|a child|exactly its own|bombs)?$",
 			"echo $$ > /sys/fs/cgroup/user/svc/cgroup.procs;", "setpriv --reuid 12345 --regid 12345 --clear-groups")
 	})
 }
