@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/deps.sh python3=python3 curl=curl ps=procps git=git mke2fs=e2fsprogs ip=iproute2 linux.uml=user-mode-linux
+scripts/deps.sh python3=python3 curl=curl ps=procps git=git mke2fs=e2fsprogs ip=iproute2 linux.uml=user-mode-linux /usr/sbin/insmod=kmod
 go vet work
 export BIGWAVE_TEST_UML=1 # cgroup v2 under User-mode Linux, where this host has v1
 # shellcheck disable=SC2086

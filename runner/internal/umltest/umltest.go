@@ -70,7 +70,7 @@ func Run(t *testing.T, m Machine) string {
 		if len(found) == 0 {
 			t.Fatalf("User-mode Linux has no module %s", module)
 		}
-		before += "insmod " + found[len(found)-1] + "\n"
+		before += "insmod " + found[len(found)-1] + " || { echo RC=no module; poweroff -f; }\n"
 	}
 	for parent := files; parent != os.TempDir() && parent != "/"; parent = filepath.Dir(parent) {
 		if err := os.Chmod(parent, 0o755); err != nil {
