@@ -43,7 +43,7 @@ const (
 
 // forkSupervisor makes a supervisor and returns its pid and a pidfd. With
 // cgroup ≥ 0 it starts in that cgroup, else in this thread's.
-func forkSupervisor(socket, cgroup int) (int, int, syscall.Errno) {
+func forkSupervisor(socket, cgroup int, fork bool) (int, int, syscall.Errno) {
 	pidfd := int32(-1)
 	args := cloneArgs{
 		flags:      syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | cloneNewCgroup | cloneClearSighand | clonePidfd,
@@ -62,7 +62,7 @@ func forkSupervisor(socket, cgroup int) (int, int, syscall.Errno) {
 	pid, errno := rawFork(&args)
 	afterFork()
 	if errno == 0 && pid == 0 {
-		supervise(socket)
+		supervise(socket, fork)
 	}
 	afterFork()
 	return int(pid), int(pidfd), errno

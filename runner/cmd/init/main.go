@@ -39,6 +39,7 @@ type machine struct {
 	layout      inside.Layout
 	cgroup      int // of the calls, on cgroup v2; else -1
 	supervisors []supervisor
+	warm        int   // the interpreter's pid; 0: none
 	offers      []int // detached mounts of the layout's offers, until the limits come
 	forks       int
 	packet      []byte
@@ -136,12 +137,12 @@ func (m *machine) obey() error {
 	}
 	body := m.in[1:n]
 	switch inside.Kind(m.in[0]) {
-	case inside.KindSpawn:
+	case inside.KindSpawn, inside.KindFork:
 		id, err := inside.ParseID(body)
 		if err != nil || len(fds) != 1 {
 			return syscall.EPROTO
 		}
-		err = m.spawn(id, fds[0])
+		err = m.spawn(id, fds[0], inside.Kind(m.in[0]) == inside.KindFork)
 		_ = syscall.Close(fds[0])
 		return err
 	case inside.KindKill:
@@ -150,6 +151,14 @@ func (m *machine) obey() error {
 			return err
 		}
 		m.kill(id)
+		return nil
+	case inside.KindWarm:
+		w, err := inside.ParseWarm(body)
+		if err != nil || len(fds) != 1 {
+			return syscall.EPROTO
+		}
+		m.startWarm(w, fds[0])
+		_ = syscall.Close(fds[0])
 		return nil
 	case inside.KindLimits:
 		limits, err := inside.ParseLimits(body)
@@ -217,12 +226,13 @@ func (m *machine) makeSockets(sockets []inside.Socket) error {
 	return err
 }
 
-// spawn makes a supervisor that talks on socket.
-func (m *machine) spawn(id uint32, socket int) error {
+// spawn makes a supervisor that talks on socket; with fork the warm interpreter
+// makes its call.
+func (m *machine) spawn(id uint32, socket int, fork bool) error {
 	if m.forks++; m.forks%forksPerCollection == 0 {
 		collect()
 	}
-	pid, pidfd, errno := forkSupervisor(socket, m.cgroup)
+	pid, pidfd, errno := forkSupervisor(socket, m.cgroup, fork)
 	if errno != 0 {
 		return m.tell(inside.AppendEnded(m.packet[:0], inside.Ended{ID: id, Errno: uint32(errno)}))
 	}
@@ -281,6 +291,7 @@ func (m *machine) wait() (bool, error) {
 
 // reap tells the runner about every supervisor that has ended.
 func (m *machine) reap() error {
+	m.reapWarm()
 	for i := 0; i < len(m.supervisors); {
 		s := m.supervisors[i]
 		var status syscall.WaitStatus

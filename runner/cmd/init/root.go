@@ -246,7 +246,7 @@ func lowerSelf() inside.Trouble {
 	if err := prctl(prSetDumpable, 0); err != nil {
 		return failed("become undumpable", err)
 	}
-	const keep = 1<<capKill | 1<<capSetGID | 1<<capSetUID | 1<<capSetPCap | 1<<capNetAdmin | 1<<capSysAdmin
+	const keep = 1<<capKill | 1<<capSetGID | 1<<capSetUID | 1<<capSetPCap | 1<<capNetAdmin | 1<<capSysChroot | 1<<capSysAdmin
 	header := capHeader{version: capVersion3}
 	data := [2]capData{{effective: keep, permitted: keep}}
 	if _, _, errno := syscall.AllThreadsSyscall(syscall.SYS_CAPSET, ptr(&header), ptr(&data), 0); errno != 0 {

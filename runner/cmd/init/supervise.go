@@ -15,6 +15,10 @@ const callSocket = 20
 // callRuleset is where they find the Landlock rules, if there are any.
 const callRuleset = callSocket + 1
 
+// callWarm is where a supervisor finds the warm interpreter's socket, if it
+// asks there for its call.
+const callWarm = callRuleset + 1
+
 // masks are the parts of a call's /proc that say too much about the host to
 // everybody (what is for the host's root only needs no mask: it is not mapped):
 // files are covered by /dev/null, directories by an empty directory.
@@ -60,6 +64,9 @@ var (
 	noString  = cstring("")
 )
 
+// wall has wait4 and waitid see also what was cloned without SIGCHLD.
+const wall = 0x40000000
+
 var vforkArgs cloneArgs
 
 // signalInfo is the kernel's siginfo. The pid is 0 when the sender is outside
@@ -77,10 +84,11 @@ var (
 )
 
 // supervise is a supervisor's whole life: it prepares the call's /proc, makes
-// the process that will become the program (and sleeps until it has), waits for
-// it, ends what that one has left behind, and says how it went.
-func supervise(socket int) {
-	if !keepOnly(socket) {
+// the process that will become the program (and sleeps until it has), or has the
+// warm interpreter fork it, waits for it, ends what that one has left behind, and
+// says how it went.
+func supervise(socket int, fork bool) {
+	if !keepOnly(socket, fork) {
 		fail(inside.FailDescriptors, 0)
 	}
 	if errno := mountProc(); errno != 0 {
@@ -89,10 +97,15 @@ func supervise(socket int) {
 	if errno := maskProc(); errno != 0 {
 		fail(inside.FailMask, errno)
 	}
-	vforkArgs = cloneArgs{flags: syscall.CLONE_VM | syscall.CLONE_VFORK, exitSignal: uint64(syscall.SIGCHLD)}
-	pid := int(vforkCall(&vforkArgs, unsafe.Sizeof(vforkArgs)))
-	if pid < 0 {
-		fail(inside.FailFork, syscall.Errno(-pid))
+	var pid int
+	if fork {
+		pid = borrow()
+	} else {
+		vforkArgs = cloneArgs{flags: syscall.CLONE_VM | syscall.CLONE_VFORK, exitSignal: uint64(syscall.SIGCHLD)}
+		pid = int(vforkCall(&vforkArgs, unsafe.Sizeof(vforkArgs)))
+		if pid < 0 {
+			fail(inside.FailFork, syscall.Errno(-pid))
+		}
 	}
 	note = inside.Note{Kind: inside.NoteExited}
 	waitFor(pid)
@@ -107,23 +120,32 @@ func supervise(socket int) {
 	exit(0)
 }
 
-// keepOnly moves the call's socket and the rules to their places and closes all else.
-func keepOnly(socket int) bool {
-	if socket != callSocket {
-		if _, _, errno := syscall.RawSyscall(syscall.SYS_DUP3, fd(socket), callSocket, syscall.O_CLOEXEC); errno != 0 {
-			return false
-		}
+// keepOnly moves the call's socket, the rules and the warm interpreter's socket
+// to their places and closes all else.
+func keepOnly(socket int, fork bool) bool {
+	if !moveTo(socket, callSocket) || !moveTo(ruleset, callRuleset) {
+		return false
 	}
-	last := uintptr(callSocket)
-	if ruleset >= 0 {
-		if _, _, errno := syscall.RawSyscall(syscall.SYS_DUP3, fd(ruleset), callRuleset, syscall.O_CLOEXEC); errno != 0 {
-			return false
-		}
-		last = callRuleset
+	if !fork {
+		_, _, _ = syscall.RawSyscall(syscall.SYS_CLOSE, callWarm, 0, 0)
+	} else if !moveTo(warmSocket, callWarm) {
+		return false
 	}
 	_, _, _ = syscall.RawSyscall(sysCloseRange, 3, callSocket-1, 0)
-	_, _, errno := syscall.RawSyscall(sysCloseRange, last+1, uintptr(^uint32(0)), 0)
+	_, _, errno := syscall.RawSyscall(sysCloseRange, callWarm+1, uintptr(^uint32(0)), 0)
 	return errno == 0
+}
+
+// moveTo has file at target, or nothing there where there is no file.
+func moveTo(file int, target uintptr) bool {
+	switch {
+	case file < 0:
+		_, _, _ = syscall.RawSyscall(syscall.SYS_CLOSE, target, 0, 0)
+	case uintptr(file) != target:
+		_, _, errno := syscall.RawSyscall(syscall.SYS_DUP3, fd(file), target, syscall.O_CLOEXEC)
+		return errno == 0
+	}
+	return true
 }
 
 func mountProc() syscall.Errno {
@@ -204,7 +226,7 @@ func endRest() {
 func reap(flags uintptr) (int, syscall.WaitStatus, syscall.Errno) {
 	var status uint32
 	anyone := -1
-	const wall = 0x40000000 // also what was cloned without SIGCHLD
+
 	pid, _, errno := syscall.RawSyscall6(syscall.SYS_WAIT4, uintptr(anyone), ptr(&status), wall|flags, 0, 0, 0)
 	return int(pid), syscall.WaitStatus(status), errno
 }

@@ -52,6 +52,7 @@ const (
 	capSetUID    = 7
 	capSetPCap   = 8
 	capNetAdmin  = 12
+	capSysChroot = 18
 	capSysAdmin  = 21
 	lastCap      = 40
 	keyctlJoin   = 1

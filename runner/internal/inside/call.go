@@ -10,6 +10,11 @@ const (
 	OpExec  Op = iota + 1 // run a program: descriptors stdout, stderr[, body[, results]]
 	OpRead                // read a file: its content goes to stdout
 	OpWrite               // write body to a file
+
+	// What the warm interpreter does itself, with OpExec's descriptors; Path,
+	// Argv and Env are for starting another where that would differ.
+	OpScript  // run the body as a script
+	OpHarness // run the program for Python tools
 )
 
 // Request is one call. Its strings end in NUL on the wire, so that the

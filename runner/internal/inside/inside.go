@@ -2,7 +2,7 @@
 // each other, and how it travels: packets on a unix socket, with descriptors.
 //
 // Two sockets exist. The control socket joins the runner and the init: Layout
-// first, then Limits, Sockets, Spawn and Kill go down; Hello, Up, Limited, Made
+// first, then Limits, Sockets, Spawn, Kill, Warm and Fork go down; Hello, Up, Limited, Made
 // and Ended come back. Each call has a socket of its own to its supervisor, handed over with Spawn: one
 // Request goes down, Notes come back. User code never holds either of them.
 package inside
@@ -38,6 +38,8 @@ const (
 	KindEnded                   // init → runner: a supervisor and its tree are gone
 	KindSockets                 // runner → init: make sockets in the sandbox's network namespace
 	KindMade                    // init → runner: here they are, or why not
+	KindWarm                    // runner → init: start the interpreter that calls are forked from; brings its program
+	KindFork                    // runner → init: as Spawn, of a supervisor whose call that interpreter forks
 )
 
 // StepKind says what a Step of a Layout makes.
@@ -122,6 +124,20 @@ type Limits struct {
 	Rlimits                            Rlimits
 	Mounts                             []Mount
 }
+
+// Warm is how the interpreter is started that calls are forked from. It finds
+// the socket on which supervisors ask it for a call on WarmSocket, and what it
+// runs on WarmProgram.
+type Warm struct {
+	Path      string
+	Argv, Env []string
+}
+
+// The descriptors of the warm interpreter.
+const (
+	WarmSocket  = 3
+	WarmProgram = 4
+)
 
 // Socket says what a socket is made with.
 type Socket struct{ Family, Type, Protocol int }
@@ -259,7 +275,20 @@ func ParseSockets(b []byte) ([]Socket, error) {
 	return sockets, r.err()
 }
 
-// AppendID appends a Spawn or Kill packet.
+// AppendWarm appends the packet of w.
+func AppendWarm(b []byte, w Warm) []byte {
+	b = appendString(append(b, byte(KindWarm)), w.Path)
+	return appendStrings(appendStrings(b, w.Argv), w.Env)
+}
+
+// ParseWarm reads what AppendWarm wrote, without its kind.
+func ParseWarm(b []byte) (Warm, error) {
+	r := reader{b: b}
+	w := Warm{Path: r.string(), Argv: r.strings(), Env: r.strings()}
+	return w, r.err()
+}
+
+// AppendID appends a Spawn, Fork or Kill packet.
 func AppendID(b []byte, kind Kind, id uint32) []byte {
 	return appendUint32(append(b, byte(kind)), id)
 }
@@ -303,6 +332,14 @@ func appendUint64(b []byte, v uint64) []byte { return binary.LittleEndian.Append
 
 func appendString(b []byte, s string) []byte {
 	return append(appendUint32(b, uint32(len(s))), s...)
+}
+
+func appendStrings(b []byte, list []string) []byte {
+	b = appendUint32(b, uint32(len(list)))
+	for _, s := range list {
+		b = appendString(b, s)
+	}
+	return b
 }
 
 func appendBool(b []byte, v bool) []byte {
@@ -356,6 +393,17 @@ func (r *reader) uint64() uint64 {
 }
 
 func (r *reader) string() string { return string(r.take(int(r.uint32()))) }
+
+func (r *reader) strings() []string {
+	var list []string
+	for range r.uint32() {
+		if r.short {
+			break
+		}
+		list = append(list, r.string())
+	}
+	return list
+}
 
 func (r *reader) rlimits() Rlimits {
 	return Rlimits{AddressSpace: r.uint64(), Processes: r.uint64()}

@@ -55,7 +55,7 @@ func Spec(c Container) *specs.Spec {
 // capabilities than that takes.
 func process() *specs.Process {
 	capabilities := []string{
-		"CAP_KILL", "CAP_NET_ADMIN", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN",
+		"CAP_KILL", "CAP_NET_ADMIN", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN", "CAP_SYS_CHROOT",
 		"CAP_DAC_OVERRIDE", // until the root is furnished
 	}
 	score := 0

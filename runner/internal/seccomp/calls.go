@@ -25,7 +25,7 @@ var ofInit = rules{
 }
 
 var initOnly = words(`
-	clone3 mount umount2 pivot_root move_mount open_tree mount_setattr fsopen fsconfig fsmount sethostname keyctl
+	clone3 mount umount2 pivot_root move_mount open_tree mount_setattr fsopen fsconfig fsmount sethostname keyctl setns
 `)
 
 // allowed are the calls that need no look at their arguments. A name that an

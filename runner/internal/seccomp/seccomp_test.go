@@ -103,7 +103,7 @@ func TestInit(t *testing.T) {
 			}
 		}
 		for _, name := range words(`init_module finit_module delete_module kexec_load kexec_file_load bpf perf_event_open ptrace
-			process_vm_readv process_vm_writev pidfd_getfd setns open_by_handle_at swapon swapoff reboot acct quotactl syslog
+			process_vm_readv process_vm_writev pidfd_getfd open_by_handle_at swapon swapoff reboot acct quotactl syslog
 			settimeofday clock_settime iopl ioperm io_uring_setup userfaultfd add_key request_key fanotify_init`) {
 			number, ok := info.SyscallNames[name]
 			if got := run(t, vm, info.ID, uint32(number)); ok && got == retAllow {

@@ -52,6 +52,8 @@ type Config struct {
 	AtOnce      int           // sandboxes being made at once; twice the cores if 0, at least 4
 	MakeWithin  time.Duration // how long one may take; 30 s if 0
 
+	WarmPython bool // Python calls are forked from an interpreter of the sandbox's own, where that is safe
+
 	Egress egress.Config // how sandboxes reach what their policy lists
 
 	// RoomOf is a path on the file system that must have room for a workspace,

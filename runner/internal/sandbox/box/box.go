@@ -39,6 +39,8 @@ type box struct {
 	spares      []*supervisor // have no call yet
 	lastID      uint32
 	pidsLimit   int64 // of user code; 0 before begin
+	memory      int64 // bytes of the policy; 0 before begin
+	python      interpreter
 	calls       map[*call]bool
 	workspace   *os.File // only to ask how full it is; nil before begin
 
@@ -53,6 +55,11 @@ type supervisor struct {
 	sock  *Socket
 	taken bool
 	ended chan inside.Ended
+
+	// Of one whose call's process is forked from the warm interpreter: closed
+	// when it is, or could not be; and whether it is.
+	ready  chan struct{}
+	forked bool
 }
 
 // prepare makes a sandbox without limits, up to its first waiting supervisor.
@@ -279,7 +286,7 @@ func (x *box) begin(ctx context.Context, spec sandbox.Spec) error {
 		return err
 	}
 	x.mu.Lock()
-	x.pidsLimit = p.PIDsLimit
+	x.pidsLimit, x.memory = p.PIDsLimit, memory
 	err = x.limitPIDs()
 	if again {
 		x.dropSpares()
@@ -308,7 +315,8 @@ const initTasks = 12
 
 // limitPIDs sets the pids limit so that user code gets exactly its own: what
 // else is in the cgroup is the init's forking thread (v1), one task for each
-// supervisor, and a waiting process for each without a call. mu is held.
+// supervisor, a waiting process for each without a call, and the warm interpreter
+// with what it forks a call by. mu is held.
 func (x *box) limitPIDs() error {
 	if x.group == nil || x.pidsLimit == 0 {
 		return nil
@@ -318,15 +326,23 @@ func (x *box) limitPIDs() error {
 		if !s.taken {
 			ours++
 		}
+		if s.ready != nil && !s.forked {
+			ours++
+		}
 	}
 	if x.group.CallsFD() < 0 {
+		ours++
+	}
+	if x.python.asked {
 		ours++
 	}
 	return x.group.SetPIDs(x.pidsLimit + ours)
 }
 
 // spawn asks for a supervisor. mu is held.
-func (x *box) spawn() (*supervisor, error) {
+func (x *box) spawn() (*supervisor, error) { return x.spawnAs(inside.KindSpawn) }
+
+func (x *box) spawnAs(kind inside.Kind) (*supervisor, error) {
 	if x.dead {
 		return nil, sandbox.ErrClosed
 	}
@@ -341,7 +357,7 @@ func (x *box) spawn() (*supervisor, error) {
 	if err := x.limitPIDs(); err != nil {
 		return nil, errors.Join(err, x.forget(s))
 	}
-	if err := x.guest.Control.send(inside.AppendID(nil, inside.KindSpawn, s.id), theirs.FD()); err != nil {
+	if err := x.guest.Control.send(inside.AppendID(nil, kind, s.id), theirs.FD()); err != nil {
 		return nil, errors.Join(fmt.Errorf("ask for a supervisor: %w", err), x.forget(s))
 	}
 	return s, nil
@@ -452,6 +468,9 @@ func (x *box) supervisorEnded(e inside.Ended) {
 	}
 	if !s.taken {
 		_ = s.sock.Close()
+	}
+	if x.python.fork == s {
+		x.python.fork = nil
 	}
 	_ = x.limitPIDs()
 	s.ended <- e

@@ -36,6 +36,7 @@ const (
 type call struct {
 	x       *box
 	p       sandbox.Process
+	request request
 	before  cgroup.Counters
 	mark    uint64 // of the gate's denials
 	shared  bool   // another call ran meanwhile
@@ -70,15 +71,26 @@ func (x *box) Exec(ctx context.Context, p sandbox.Process) (sandbox.Exit, error)
 		return sandbox.Exit{Reason: sandbox.Refused, Code: -1, File: refusal}, nil
 	}
 	c := &call{x: x, p: p}
-	return c.run(ctx, request, body)
+	if x.warmable(p) {
+		c.request.fork = forkPacket(request, p)
+		defer x.warmUp()
+	}
+	c.request.packet, c.request.body = inside.AppendRequest(nil, request), body
+	return c.run(ctx)
+}
+
+// request is what a call's process is asked: as a packet, and its descriptor 3.
+type request struct {
+	packet, body []byte
+	fork         []byte // the packet for a process of the warm interpreter's; nil: not for this call
 }
 
 // run tries until the program has started once, and never after.
-func (c *call) run(ctx context.Context, request, body []byte) (sandbox.Exit, error) {
+func (c *call) run(ctx context.Context) (sandbox.Exit, error) {
 	c.enter()
 	defer c.leave()
 	for attempt := 1; ; attempt++ {
-		err := c.attempt(ctx, request, body)
+		err := c.attempt(ctx, attempt == 1)
 		var again *notStartedError
 		switch {
 		case err == nil:
@@ -161,17 +173,19 @@ func (c *call) counters() cgroup.Counters {
 }
 
 // attempt hands the request to a supervisor and stays until its tree is gone.
-func (c *call) attempt(ctx context.Context, request, body []byte) error {
-	files, err := c.x.newFiles(request, body, c.p.Program == sandbox.Harness)
-	if err != nil {
-		return err
-	}
-	defer files.close()
-	sup, err := c.x.take()
+// The first one may find its process forked from the warm interpreter.
+func (c *call) attempt(ctx context.Context, first bool) error {
+	sup, packet, err := c.supervisor(first)
 	if err != nil {
 		return &notStartedError{err}
 	}
 	defer sup.sock.Close()
+	files, err := c.x.newFiles(packet, c.request.body, c.p.Program == sandbox.Harness)
+	if err != nil {
+		_, _ = c.x.kill(sup), c.x.kill(sup)
+		return err
+	}
+	defer files.close()
 	c.mu.Lock()
 	c.sup = sup
 	c.mu.Unlock()
@@ -194,6 +208,17 @@ func (c *call) attempt(ctx context.Context, request, body []byte) error {
 		c.file.Content = content.bytes
 	}
 	return err
+}
+
+// supervisor returns one for the call, and the packet that its process takes.
+func (c *call) supervisor(first bool) (*supervisor, []byte, error) {
+	if first && c.request.fork != nil {
+		if sup := c.x.takeFork(); sup != nil {
+			return sup, c.request.fork, nil
+		}
+	}
+	sup, err := c.x.take()
+	return sup, c.request.packet, err
 }
 
 // follow reads the notes of the call to their end.
@@ -397,41 +422,40 @@ func blamed(v verdict) bool {
 
 // request is what the process that becomes the program has to know, and what
 // it gets on its descriptor 3. A FileResult is a refusal without asking.
-func (x *box) request(p sandbox.Process) (packet, body []byte, refusal *sandbox.FileResult, err error) {
-	var r inside.Request
+func (x *box) request(p sandbox.Process) (r inside.Request, body []byte, refusal *sandbox.FileResult, err error) {
 	switch p.Program {
 	case sandbox.Bash:
 		if err := x.guest.Programs.BashErr; err != nil {
-			return nil, nil, nil, err
+			return r, nil, nil, err
 		}
 		r, body = bashRequest(x.guest.Programs.Bash, p)
 	case sandbox.Python:
 		if err := x.guest.Programs.PythonErr; err != nil {
-			return nil, nil, nil, err
+			return r, nil, nil, err
 		}
 		r, body = pythonRequest(x.guest.Programs.Python, p)
 	case sandbox.Harness:
 		if err := x.guest.Programs.PythonErr; err != nil {
-			return nil, nil, nil, err
+			return r, nil, nil, err
 		}
 		r, body = harnessRequest(x.guest.Programs.Python, p)
 	case sandbox.FileRead, sandbox.FileWrite:
 		r, body, refusal = fileRequest(p, x.roots)
 		if refusal != nil {
-			return nil, nil, refusal, nil
+			return r, nil, refusal, nil
 		}
 	default:
-		return nil, nil, nil, fmt.Errorf("no program %q", p.Program)
+		return r, nil, nil, fmt.Errorf("no program %q", p.Program)
 	}
 	if p.InArgv {
 		if len(p.Script) > maxArgument || slices.Contains(p.Script, 0) {
-			return nil, nil, nil, fmt.Errorf("a script of %d bytes does not fit in an argument", len(p.Script))
+			return r, nil, nil, fmt.Errorf("a script of %d bytes does not fit in an argument", len(p.Script))
 		}
 	}
 	if r.Env, err = x.environment(p.Env); err != nil {
-		return nil, nil, nil, err
+		return r, nil, nil, err
 	}
-	return inside.AppendRequest(nil, r), body, nil, nil
+	return r, body, nil, nil
 }
 
 // maxArgument is the kernel's: 32 pages with the NUL.

@@ -147,3 +147,5 @@ func TestStartsAreBounded(t *testing.T) { boxtest.AtOnce(t, backend) }
 func TestOneBackendPerDataDirectory(t *testing.T) { boxtest.OneOwner(t, backend) }
 
 func TestMounts(t *testing.T) { boxtest.Mounts(t, backend) }
+
+func TestWarmPython(t *testing.T) { boxtest.WarmPython(t, backend) }

@@ -238,3 +238,5 @@ func BenchmarkStart(b *testing.B) {
 		})
 	}
 }
+
+func TestWarmPython(t *testing.T) { boxtest.WarmPython(t, backend) }

@@ -1,0 +1,111 @@
+package boxtest
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bigwave/bigwave/runner/internal/sandbox"
+	"github.com/bigwave/bigwave/runner/internal/sandbox/box"
+	"github.com/bigwave/bigwave/runner/internal/sandbox/sandboxtest"
+)
+
+// warmPython is a box.Config with warm interpreters.
+func warmPython(cfg *box.Config) { cfg.WarmPython = true }
+
+// fromWarm ends well in a process that a warm interpreter has forked.
+const fromWarm = "import sys; sys.exit('asyncio' not in sys.modules)"
+
+// warmed is a sandbox whose interpreter has forked a call.
+func warmed(t testing.TB, b *box.Backend) sandbox.Sandbox {
+	t.Helper()
+	s := start(t, b)
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if r := sandboxtest.Exec(t, s, sandboxtest.Python(fromWarm)); r.Exit.Code == 0 {
+			return s
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("no call was forked from a warm interpreter")
+		}
+	}
+}
+
+// same are scripts that must not notice where their interpreter came from.
+var same = map[string]string{
+	"process": `
+import os, resource, sys
+for line in open("/proc/self/status"):
+    if line.split(":")[0] in ("Name", "Umask", "State", "TracerPid", "Uid", "Gid", "Groups", "Threads", "SigBlk", "SigIgn", "SigCgt", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Seccomp_filters"):
+        print(line, end="")
+print(os.getcwd(), os.getppid(), os.getsid(0) == os.getpid(), os.getpriority(os.PRIO_PROCESS, 0), open("/proc/self/oom_score_adj").read())
+print([(name, resource.getrlimit(getattr(resource, name))) for name in dir(resource) if name.startswith("RLIMIT")])
+print(sorted(os.listdir("/proc/self/fd")), os.readlink("/proc/self/fd/0"), sorted(os.listdir("/proc/self/task")) == [str(os.getpid())])
+print([p for p in os.listdir("/proc") if p.isdigit() and int(p) not in (1, os.getpid())])
+print(os.stat("/proc/self/environ").st_uid == os.getuid())
+`,
+	"interpreter": `
+import os, sys
+print(sys.argv, sys.path, sys.executable, sys.prefix, sys.flags, dict(os.environ), sorted(globals()), __name__, sys.modules["__main__"].__dict__ is globals())
+print(sys.stdin.read(), sys.stdout.encoding, sys.stderr.errors, sys.stdout.line_buffering, sys.stdout.write_through, os.isatty(1), sys.getfilesystemencoding())
+print(os.popen("echo $HOME $BASH_VERSION $PATH").read())
+`,
+	"an exception":    "def f():\n    return 1 / 0\nf()\n",
+	"no syntax":       "def f(:\n",
+	"an exit code":    "import sys\nsys.exit(7)\n",
+	"an exit message": "import sys\nsys.exit('no')\n",
+	"an exit handler": "import atexit, threading, time\natexit.register(print, 'bye')\nthreading.Thread(target=lambda: (time.sleep(0.1), print('done'))).start()\n",
+	"a signal":        "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n",
+	"a module of its own": `
+open("json.py", "w").write("mine = 1\n")
+import subprocess, sys
+print(subprocess.run([sys.executable, "-c", "import json; print(json.mine)"], capture_output=True, text=True).stdout)
+`,
+	"that module":     "import json\nprint(json.mine)\nimport os\nos.remove('json.py')\n",
+	"multiprocessing": "import multiprocessing as m\nwith m.get_context('fork').Pool(2) as p: print(p.map(abs, [-1, -2]))\n",
+}
+
+// WarmPython holds calls that are forked from a warm interpreter to what is so
+// of those that start one.
+func WarmPython(t *testing.T, make New) {
+	cold := start(t, Make(t, make))
+	warm := warmed(t, Make(t, make, warmPython))
+	for _, name := range []string{
+		"process", "interpreter", "an exception", "no syntax", "an exit code", "an exit message",
+		"an exit handler", "a signal", "a module of its own", "that module", "multiprocessing",
+	} {
+		t.Run("same/"+name, func(t *testing.T) {
+			want := sandboxtest.Exec(t, cold, sandboxtest.Python(same[name]))
+			got := sandboxtest.Exec(t, warm, sandboxtest.Python(same[name]))
+			if got.Stdout != want.Stdout || got.Stderr != want.Stderr || got.Exit.Code != want.Exit.Code || got.Exit.Signal != want.Exit.Signal || got.Exit.Reason != want.Exit.Reason {
+				t.Errorf("forked: %+v\n%s%s\nstarted: %+v\n%s%s", got.Exit, got.Stdout, got.Stderr, want.Exit, want.Stdout, want.Stderr)
+			}
+		})
+	}
+	t.Run("nothing stays", func(t *testing.T) {
+		sandboxtest.Exec(t, warm, sandboxtest.Python("import asyncio, os, sys, builtins\nasyncio.left = builtins.left = sys.left = 1\nos.environ['LEFT'] = '1'\nleft = 1\nsys.path.append('/left')\nos.umask(0)"))
+		r := sandboxtest.Exec(t, warm, sandboxtest.Python("import asyncio, os, sys, builtins\nprint(hasattr(asyncio, 'left'), hasattr(builtins, 'left'), hasattr(sys, 'left'), 'LEFT' in os.environ, 'left' in globals(), '/left' in sys.path, os.umask(0))"))
+		if strings.TrimSpace(r.Stdout) != "False False False False False False 18" {
+			t.Errorf("got %s%s", r.Stdout, r.Stderr)
+		}
+	})
+	t.Run("hostile", func(t *testing.T) {
+		for _, script := range []string{
+			"import os, signal\nos.kill(-1, signal.SIGKILL)",
+			"import os, signal\ntry: os.kill(1, signal.SIGKILL)\nexcept OSError as e: print(e)\nos.kill(os.getppid(), 9)",
+			"import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+			"x = bytearray(10 << 30)",
+			"import os\nif os.fork() == 0:\n    os.setsid()\n    import time; time.sleep(1000)\nos._exit(3)",
+			"import os\nfor n in range(3, 4096):\n    try: os.write(n, b'x' * 48)\n    except OSError: pass",
+		} {
+			p := sandboxtest.Python(script)
+			p.Wall = 2 * time.Second
+			sandboxtest.Exec(t, warm, p)
+			if r := sandboxtest.Exec(t, warm, sandboxtest.Python("print(6 * 7)")); r.Stdout != "42\n" {
+				t.Errorf("after %q: %+v %s%s", script, r.Exit, r.Stdout, r.Stderr)
+			}
+		}
+		if r := sandboxtest.Exec(t, warm, sandboxtest.Python(fromWarm)); r.Exit.Code != 0 {
+			t.Error("no call is forked any more")
+		}
+	})
+}
