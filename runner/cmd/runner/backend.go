@@ -61,6 +61,7 @@ func boxConfig(cfg config.Config, dir, id string, log *slog.Logger) (box.Config,
 	return box.Config{
 		Spares:      spares,
 		Follow:      cfg.WarmPolicy == "recent",
+		WarmPython:  cfg.WarmPython,
 		DataDir:     dir,
 		RunnerID:    id,
 		AllowWeak:   cfg.AllowWeak,

@@ -51,6 +51,7 @@ type Config struct {
 	WorkspaceMB int64    `env:"WORKSPACE_MB" envDefault:"1024" allowed:"a whole number from 16 to 1048576" doc:"size of a sandbox's /workspace in MiB, a disk of its own; no sandbox starts with less than that free, or 1 GiB or 2 % of the disk; where the runner is not root it lies in memory, with at most half of memory_mb"`
 	Mounts      []string `env:"MOUNTS" allowed:"host_path:sandbox_path:ro or :rw, separated by commas" doc:"directories that policies may list in fs_allowlist, whole or in part; file permissions count as for any other user of the host, and a Unix socket in one can be connected to, ro or rw"`
 
+	WarmPython bool   `env:"WARM_PYTHON" envDefault:"true" allowed:"true or false" doc:"whether a sandbox that has run Python keeps an interpreter warm and forks later calls from it; only with the Python of BIGWAVE_HOST_IMAGE, which it runs with the rights that making a call takes"`
 	WarmCount  int    `env:"WARM_COUNT" envDefault:"1" allowed:"a whole number from 0 to 1000" doc:"started, never used sandboxes that are kept ready"`
 	WarmPolicy string `env:"WARM_POLICY" envDefault:"default" allowed:"default or recent" doc:"whose base_image they have: BIGWAVE_HOST_IMAGE, or that of the session that started last; the rest of a policy is given to them at the claim"`
 
