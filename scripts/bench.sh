@@ -9,8 +9,10 @@ go build -trimpath -o bin/bigwave-bench ./runner/cmd/bench
 if ((EUID != 0)); then
 	exec scripts/with-postgres.sh bin/bigwave-bench "$@"
 fi
-scripts/image.sh >/dev/null
+root=$(mktemp -d)
+trap 'rm -rf --one-file-system "$root"' EXIT
+scripts/image-root.sh "$(scripts/image.sh)" "$root"
 # shellcheck disable=SC2016
-exec scripts/with-containerd.sh bash -c '
+BIGWAVE_BENCH_ROOT=$root scripts/with-containerd.sh bash -c '
 	env CONTAINERD_NAMESPACE=bigwave scripts/image.sh >/dev/null
 	exec scripts/with-postgres.sh bin/bigwave-bench "$@"' bash "$@"

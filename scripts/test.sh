@@ -18,8 +18,7 @@ fi
 BIGWAVE_TEST_IMAGE=$(scripts/image.sh)
 root=$(mktemp -d)
 trap 'rm -rf --one-file-system "$root"' EXIT
-layer=$(tar -tvf "$BIGWAVE_TEST_IMAGE" | sort -n -k 3 | awk 'END { print $NF }')
-tar -xOf "$BIGWAVE_TEST_IMAGE" "$layer" | tar -xz -C "$root"
+scripts/image-root.sh "$BIGWAVE_TEST_IMAGE" "$root"
 export BIGWAVE_TEST_IMAGE BIGWAVE_TEST_PYTHON="chroot $root python3"
 # shellcheck disable=SC2016
 scripts/with-containerd.sh bash -c '

@@ -39,12 +39,12 @@ func containerCosts(ctx context.Context, bin string, n int) error {
 		return errors.New("CONTAINERD_ADDRESS must name a containerd with the base image; make bench starts one")
 	}
 	fmt.Printf("\n## The containerd backend\n\nsnapshotter %s, runtime io.containerd.runc.v2\n", c.snapshotter)
-	cold, stop, err := c.backend(bin, -1)
+	cold, stop, err := c.backend(bin, -1, false)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	warm, stop, err := c.backend(bin, 1)
+	warm, stop, err := c.backend(bin, 1, false)
 	if err != nil {
 		return err
 	}
@@ -59,19 +59,22 @@ func containerCosts(ctx context.Context, bin string, n int) error {
 	if err := c.calls(ctx, warm, 5*n); err != nil {
 		return err
 	}
+	if err := c.pythonCosts(ctx, bin, 2*n); err != nil {
+		return err
+	}
 	if err := c.burst(ctx, cold, one); err != nil {
 		return err
 	}
 	return c.idle(ctx, cold)
 }
 
-func (c container) backend(bin string, spares int) (*box.Backend, func(), error) {
+func (c container) backend(bin string, spares int, python bool) (*box.Backend, func(), error) {
 	dir, err := os.MkdirTemp("", "bigwave-bench-")
 	if err != nil {
 		return nil, nil, err
 	}
 	b, err := containerd.New(containerd.Config{
-		Config:      box.Config{DataDir: dir, RunnerID: "bench", Spares: spares, RefillAfter: time.Millisecond},
+		Config:      box.Config{DataDir: dir, RunnerID: "bench", Spares: spares, RefillAfter: time.Millisecond, WarmPython: python},
 		InitPath:    filepath.Join(bin, "bigwave-init"),
 		Address:     c.address,
 		Snapshotter: c.snapshotter,

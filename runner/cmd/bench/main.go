@@ -258,8 +258,10 @@ func together(workers, n int, op func(worker int) error) ([]time.Duration, error
 }
 
 // bare runs the program with three pipes and reads them to their ends.
-func bare(what work) error {
-	cmd := exec.Command(what.bare, "-c", what.script)
+func bare(what work) error { return bareCommand(what.bare, "-c", what.script) }
+
+func bareCommand(name string, args ...string) error {
+	cmd := exec.Command(name, args...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return err
