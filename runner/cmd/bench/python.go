@@ -165,4 +165,3 @@ func awaitWarm(ctx context.Context, s sandbox.Sandbox) error {
 	}
 	return errors.New("the warm interpreter did not come up")
 }
-

@@ -27,17 +27,23 @@ func (m *machine) startWarm(w inside.Warm, program int) {
 		closeAll(pair[:])
 		return
 	}
+	// Its output is a pipe, as that of a call is: what it knows of it, it hands on.
+	var output [2]int
+	if err := syscall.Pipe2(output[:], syscall.O_CLOEXEC); err != nil {
+		closeAll(append(pair[:], null))
+		return
+	}
 	attr := syscall.ProcAttr{
 		Dir:   "/",
 		Env:   w.Env,
-		Files: []uintptr{fd(null), fd(null), fd(null), fd(pair[1]), fd(program)},
+		Files: []uintptr{fd(null), fd(output[1]), fd(output[1]), fd(pair[1]), fd(program)},
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	}
 	if m.cgroup >= 0 {
 		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, m.cgroup
 	}
 	pid, err := syscall.ForkExec(w.Path, w.Argv, &attr)
-	closeAll([]int{null, pair[1]})
+	closeAll([]int{null, output[0], output[1], pair[1]})
 	if err != nil {
 		closeAll(pair[:1])
 		return

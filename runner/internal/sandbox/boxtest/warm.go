@@ -1,10 +1,12 @@
 package boxtest
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/bigwave/bigwave/runner/internal/harness"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 	"github.com/bigwave/bigwave/runner/internal/sandbox/box"
 	"github.com/bigwave/bigwave/runner/internal/sandbox/sandboxtest"
@@ -46,7 +48,7 @@ print(os.stat("/proc/self/environ").st_uid == os.getuid())
 	"interpreter": `
 import os, sys
 print(sys.argv, sys.path, sys.executable, sys.prefix, sys.flags, dict(os.environ), sorted(globals()), __name__, sys.modules["__main__"].__dict__ is globals())
-print(sys.stdin.read(), sys.stdout.encoding, sys.stderr.errors, sys.stdout.line_buffering, sys.stdout.write_through, os.isatty(1), sys.getfilesystemencoding())
+print(sys.stdin.read(), sys.stdout.encoding, sys.stderr.errors, sys.stdout.line_buffering, sys.stdin.seekable(), sys.stdout.seekable(), sys.stdout.write_through, os.isatty(1), sys.getfilesystemencoding())
 print(os.popen("echo $HOME $BASH_VERSION $PATH").read())
 `,
 	"an exception":    "def f():\n    return 1 / 0\nf()\n",
@@ -108,4 +110,46 @@ func WarmPython(t *testing.T, make New) {
 			t.Error("no call is forked any more")
 		}
 	})
+}
+
+// sums is a Python tool that says what it finds of earlier calls.
+const sums = `
+import os
+left = []
+
+class Tools:
+    def add(self, a: int, b: int, __user__: dict = {}) -> dict:
+        """
+        Adds.
+        :param a: one
+        :param b: another
+        """
+        left.append(a)
+        print("adding")
+        return {"sum": a + b, "calls": len(left), "user": __user__["id"], "home": os.environ["HOME"]}
+`
+
+// WarmTools has Python tools called in a sandbox whose image has pydantic.
+func WarmTools(t *testing.T, make New) {
+	s := warmed(t, Make(t, make, warmPython))
+	for _, user := range []string{"ann", "bob"} {
+		var results harness.Results
+		body, err := harness.Call{
+			Tool: harness.Tool{ID: "sums", Content: sums}, Function: "add",
+			Arguments: json.RawMessage(`{"a": 1, "b": 2}`), User: harness.User{ID: user},
+		}.Request(results.Limits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var printed, errors strings.Builder
+		exit, err := s.Exec(t.Context(), sandbox.Process{ID: user, Program: sandbox.Harness, Script: body, Results: &results, Stdout: &printed, Stderr: &errors, Wall: time.Minute})
+		got := results.Call(harness.Ending{Code: exit.Code})
+		if err != nil || got.Error != nil || printed.String() != "adding\n" || errors.String() != "" {
+			t.Fatalf("%v %+v %v %q %q", err, exit, got.Error, printed.String(), errors.String())
+		}
+		want := `{"sum":3,"calls":1,"user":"` + user + `","home":"/workspace"}`
+		if string(got.Value) != want {
+			t.Errorf("got %s, want %s", got.Value, want)
+		}
+	}
 }

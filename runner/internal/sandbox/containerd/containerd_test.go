@@ -149,3 +149,5 @@ func TestOneBackendPerDataDirectory(t *testing.T) { boxtest.OneOwner(t, backend)
 func TestMounts(t *testing.T) { boxtest.Mounts(t, backend) }
 
 func TestWarmPython(t *testing.T) { boxtest.WarmPython(t, backend) }
+
+func TestWarmTools(t *testing.T) { boxtest.WarmTools(t, backend) }
