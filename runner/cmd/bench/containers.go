@@ -32,11 +32,19 @@ const (
 // container is the containerd that scripts/with-containerd.sh has started.
 type container struct{ address, snapshotter string }
 
-// containerCosts compares the containerd backend with containerd's own ways.
-func containerCosts(ctx context.Context, bin string, n int) error {
+func thisContainerd() (container, error) {
 	c := container{os.Getenv("CONTAINERD_ADDRESS"), os.Getenv("CONTAINERD_SNAPSHOTTER")}
 	if c.address == "" {
-		return errors.New("CONTAINERD_ADDRESS must name a containerd with the base image; make bench starts one")
+		return c, errors.New("CONTAINERD_ADDRESS must name a containerd with the base image; make bench starts one")
+	}
+	return c, nil
+}
+
+// containerCosts compares the containerd backend with containerd's own ways.
+func containerCosts(ctx context.Context, bin string, n int) error {
+	c, err := thisContainerd()
+	if err != nil {
+		return err
 	}
 	fmt.Printf("\n## The containerd backend\n\nsnapshotter %s, runtime io.containerd.runc.v2\n", c.snapshotter)
 	cold, stop, err := c.backend(bin, -1, false)
@@ -57,9 +65,6 @@ func containerCosts(ctx context.Context, bin string, n int) error {
 		return err
 	}
 	if err := c.calls(ctx, warm, 5*n); err != nil {
-		return err
-	}
-	if err := c.pythonCosts(ctx, bin, 2*n); err != nil {
 		return err
 	}
 	if err := c.burst(ctx, cold, one); err != nil {

@@ -26,7 +26,7 @@ func main() {
 	n := flag.Int("n", 300, "measured operations of each kind")
 	callers := flag.String("callers", "1,8,32", "numbers of callers at once")
 	sequential := flag.Int("sequential", 1000, "calls in a row for the leak check")
-	only := flag.String("only", "", "calls, fence or containers: one part of it")
+	only := flag.String("only", "", "calls, fence, containers or python: one part of it")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := all(ctx, *only, *n, *callers, *sequential)
@@ -54,7 +54,12 @@ func all(ctx context.Context, only string, n int, callers string, sequential int
 		}
 	}
 	if only == "" || only == "containers" {
-		return containerCosts(ctx, bin, min(n, fenceRounds))
+		if err := containerCosts(ctx, bin, min(n, fenceRounds)); err != nil {
+			return err
+		}
+	}
+	if only == "" || only == "python" {
+		return pythonCosts(ctx, bin, n)
 	}
 	return nil
 }

@@ -35,12 +35,16 @@ class Tools:
 
 // pythonCosts compares Python in a sandbox that keeps an interpreter warm with
 // the image's own Python run bare.
-func (c container) pythonCosts(ctx context.Context, bin string, n int) error {
+func pythonCosts(ctx context.Context, bin string, n int) error {
+	c, err := thisContainerd()
+	if err != nil {
+		return err
+	}
 	root := os.Getenv("BIGWAVE_BENCH_ROOT")
 	if root == "" {
 		return errors.New("BIGWAVE_BENCH_ROOT must name a folder with the base image's files; make bench makes one")
 	}
-	fmt.Printf("\nPython in a live sandbox of the base image, one caller, against the image's Python run bare: median / p99 in ms\n\n")
+	fmt.Printf("\n## Python\n\nIn a live sandbox of the base image, one caller, against the image's Python run bare: median / p99 in ms\n\n")
 	fmt.Println("| | bare | a warm interpreter | | one started for each call | |\n|---|---|---|---|---|---|")
 	warm, stop, err := c.backend(bin, 1, true)
 	if err != nil {
