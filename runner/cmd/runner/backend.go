@@ -6,6 +6,7 @@ import (
 
 	"github.com/bigwave/bigwave/runner/internal/config"
 	"github.com/bigwave/bigwave/runner/internal/egress"
+	"github.com/bigwave/bigwave/runner/internal/layer"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 	"github.com/bigwave/bigwave/runner/internal/sandbox/box"
 	"github.com/bigwave/bigwave/runner/internal/sandbox/containerd"
@@ -54,6 +55,13 @@ func boxConfig(cfg config.Config, dir, id string, log *slog.Logger) (box.Config,
 	if err := egress.ParsePrivateAllow(cfg.EgressPrivateAllow); err != nil {
 		return box.Config{}, fmt.Errorf("BIGWAVE_EGRESS_PRIVATE_ALLOW: %w", err)
 	}
+	packages := ""
+	if cfg.PackageIndex != "" {
+		packages = layer.Dir(cfg.RunnerDataDir)
+		if err := layer.Prepare(cfg.RunnerDataDir); err != nil {
+			return box.Config{}, err
+		}
+	}
 	spares := cfg.WarmCount
 	if spares == 0 {
 		spares = -1
@@ -69,6 +77,7 @@ func boxConfig(cfg config.Config, dir, id string, log *slog.Logger) (box.Config,
 		WorkspaceMB: cfg.WorkspaceMB,
 		RoomOf:      cfg.RunnerDataDir,
 		Mounts:      mounts,
+		Packages:    packages,
 		OwnFiles:    []string{cfg.DataDir, cfg.RunnerDataDir},
 		Egress: egress.Config{
 			Resolver:     cfg.EgressResolver,

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"github.com/bigwave/bigwave/runner/internal/config"
 	"github.com/bigwave/bigwave/runner/internal/execution"
 	"github.com/bigwave/bigwave/runner/internal/intake"
+	"github.com/bigwave/bigwave/runner/internal/layer"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 	"github.com/bigwave/bigwave/runner/internal/stream"
 	"github.com/bigwave/bigwave/shared/bus"
@@ -60,6 +62,13 @@ func (d *daemon) run(stop, hurry context.Context) error {
 		return err
 	}
 	defer d.close(backend)
+	packages, err := d.packages()
+	if err != nil {
+		return err
+	}
+	if packages != nil {
+		defer packages.Layers.Close()
+	}
 	t, err := d.trust(stop)
 	if err != nil || stop.Err() != nil {
 		return err
@@ -85,6 +94,7 @@ func (d *daemon) run(stop, hurry context.Context) error {
 		Runner:      d.cfg.RunnerID,
 		Incarnation: incarnation,
 		MaxCalls:    d.cfg.MaxCalls,
+		Packages:    packages,
 		Now:         time.Now,
 		Log:         d.log,
 	}
@@ -217,6 +227,23 @@ func (d *daemon) backend(ctx context.Context) (sandbox.Backend, intake.About, er
 		about.Enforces[p.Name] = p.State
 	}
 	return backend, about, nil
+}
+
+// packages is what installs the requirements of Python tools, if the operator
+// has named an index.
+func (d *daemon) packages() (*execution.Packages, error) {
+	if d.cfg.PackageIndex == "" {
+		return nil, nil
+	}
+	index, err := url.Parse(d.cfg.PackageIndex)
+	if err != nil {
+		return nil, fmt.Errorf("BIGWAVE_PACKAGE_INDEX: %w", err)
+	}
+	layers := &layer.Store{Max: d.cfg.PackagesMB << 20, Time: execution.InstallTime, Now: time.Now, Log: d.log}
+	if err := layers.Open(d.cfg.RunnerDataDir); err != nil {
+		return nil, err
+	}
+	return &execution.Packages{Layers: layers, Index: index}, nil
 }
 
 func (d *daemon) close(b sandbox.Backend) {

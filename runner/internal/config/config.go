@@ -70,6 +70,9 @@ type Config struct {
 	EgressIdle         time.Duration `env:"EGRESS_IDLE" envDefault:"5m" allowed:"a duration from 1s to 24h, such as 5m" doc:"how long a connection of a sandbox may be silent"`
 	EgressBytes        int64         `env:"EGRESS_BYTES" envDefault:"0" allowed:"a whole number from 0" doc:"bytes that a sandbox may send and receive in its life; 0 is no limit"`
 
+	PackageIndex string `env:"PACKAGE_INDEX" allowed:"an http:// or https:// address without a user, ? or #" doc:"simple index (PEP 503) that requirements of Python tools are installed from; it must serve the files itself, since an installation reaches this host and port only, public or not (a host on this machine must be given as an address); none means that what a tool requires must be in the base image"`
+	PackagesMB   int64  `env:"PACKAGES_MB" envDefault:"2048" allowed:"a whole number from 16 to 1048576" doc:"size of all installed packages that are kept in <runner data>/layers, in MiB; those unused for longest go"`
+
 	Grace       time.Duration     `env:"GRACE" envDefault:"30s" allowed:"a duration from 0s to 24h, such as 30s" doc:"how long open calls may go on after SIGTERM"`
 	BeatEvery   time.Duration     `env:"BEAT_EVERY" envDefault:"2s" allowed:"a duration from 100ms to 10s, such as 2s" doc:"time between beats"`
 	KeepUnheard time.Duration     `env:"KEEP_UNHEARD" envDefault:"10m" allowed:"a duration from 1s to 24h, such as 10m" doc:"how long sandboxes are kept while the control plane can't be reached"`
@@ -177,6 +180,8 @@ func (c *Config) check() error {
 		"EgressConnections":   settings.Within(c.EgressConnections, 1, 10000),
 		"EgressIdle":          settings.Within(c.EgressIdle, time.Second, 24*time.Hour),
 		"EgressBytes":         c.EgressBytes >= 0,
+		"PackageIndex":        c.PackageIndex == "" || indexURL(c.PackageIndex),
+		"PackagesMB":          settings.Within(c.PackagesMB, 16, 1<<20),
 		"Grace":               settings.Within(c.Grace, 0, 24*time.Hour),
 		"BeatEvery":           settings.Within(c.BeatEvery, 100*time.Millisecond, 10*time.Second),
 		"KeepUnheard":         settings.Within(c.KeepUnheard, time.Second, 24*time.Hour),
@@ -189,6 +194,12 @@ func hostPort(s string) bool {
 	host, port, err := net.SplitHostPort(s)
 	n, notNumber := strconv.ParseUint(port, 10, 16)
 	return err == nil && host != "" && notNumber == nil && n > 0
+}
+
+func indexURL(s string) bool {
+	u, err := url.Parse(s)
+	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" && u.User == nil &&
+		u.RawQuery == "" && !u.ForceQuery && !strings.Contains(s, "#") && (u.Port() == "" || hostPort(u.Host))
 }
 
 func goodLabels(m map[string]string) bool {

@@ -19,6 +19,7 @@ import (
 type Gate struct {
 	fence  *Fence
 	list   *list
+	also   allowed // besides the fence's, for this gate alone
 	names  names
 	naming sync.Mutex // held from giving a name its address to letting it through
 	ipv6   bool
@@ -40,13 +41,19 @@ type Gate struct {
 }
 
 // Open makes the gate of a sandbox that may reach what texts say, which must
-// not be empty. Programs of the sandbox must not run yet. An *EntryError says
+// not be empty, and of that also what the operator allows for this sandbox
+// alone although it is not public, as Config.PrivateAllow does for all of them.
+// Programs of the sandbox must not run yet. An *EntryError says
 // that the list is at fault. After any error nothing is left and the sandbox
 // reaches nothing.
-func (f *Fence) Open(texts []string, sockets Sockets) (*Gate, error) {
+func (f *Fence) Open(texts []string, sockets Sockets, private ...string) (*Gate, error) {
 	l, err := parseList(texts)
 	if err != nil {
 		return nil, &EntryError{err}
+	}
+	also, err := parseAllowed(private)
+	if err != nil {
+		return nil, fmt.Errorf("private addresses to allow: %w", err)
 	}
 	if len(l.entries) == 0 {
 		return nil, errors.New("an empty list needs no gate")
@@ -54,6 +61,7 @@ func (f *Fence) Open(texts []string, sockets Sockets) (*Gate, error) {
 	g := &Gate{
 		fence:    f,
 		list:     l,
+		also:     also,
 		names:    names{max: len(l.byName) + maxNames, number: map[string]uint32{}},
 		conns:    map[*net.TCPConn]bool{},
 		counters: map[string]*counter{},

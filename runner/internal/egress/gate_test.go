@@ -181,10 +181,10 @@ func (w *world) open(list []string, change ...func(*Config)) *place {
 	return w.place(f, list)
 }
 
-func (w *world) place(f *Fence, list []string) *place {
+func (w *world) place(f *Fence, list []string, private ...string) *place {
 	w.t.Helper()
 	n := newNetns(w.t)
-	g, err := f.Open(list, n.sockets)
+	g, err := f.Open(list, n.sockets, private...)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -625,6 +625,30 @@ func TestTheOperatorsPrivateHostsAreReached(t *testing.T) {
 		if got, _ := p.get("db.corp", 80, "hi"); got != c.want {
 			t.Errorf("%s: got %q", name, got)
 		}
+	}
+}
+
+func TestAPrivateHostOfOneGateIsNotAnothers(t *testing.T) {
+	w := newWorld(t)
+	inner, local := netip.MustParseAddrPort("10.1.2.3:80"), netip.MustParseAddrPort("127.0.0.1:80")
+	w.serve(inner, echo)
+	w.serve(local, echo)
+	w.name("index.corp", a("index.corp", inner.Addr()))
+	w.name("here.corp", a("here.corp", local.Addr()))
+	f, err := New(Config{Resolver: w.dns, Dial: w.dial})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := []string{"index.corp:80", "here.corp:80"}
+	with, without := w.place(f, list, "index.corp", "here.corp"), w.place(f, list)
+	if got, err := with.get("index.corp", 80, "hi"); got != "you said hi" {
+		t.Errorf("with: got %q, %v", got, err)
+	}
+	if got, err := without.get("index.corp", 80, "hi"); got != "" || err == nil {
+		t.Errorf("without: got %q, %v", got, err)
+	}
+	if got, err := with.get("here.corp", 80, "hi"); got != "" || err == nil {
+		t.Errorf("a name led to this machine: got %q, %v", got, err)
 	}
 }
 

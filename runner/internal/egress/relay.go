@@ -45,7 +45,7 @@ func (g *Gate) dial(t target) (*net.TCPConn, error) {
 			return nil, err
 		}
 	}
-	good, err := g.fence.fine(t.name, addrs)
+	good, err := g.fine(t.name, addrs)
 	if err != nil {
 		return nil, err
 	}
@@ -61,15 +61,16 @@ func (g *Gate) dial(t target) (*net.TCPConn, error) {
 }
 
 // fine returns those of a target's addresses that may be dialled.
-func (f *Fence) fine(name string, addrs []netip.Addr) ([]netip.Addr, error) {
-	own, err := f.own.addresses()
+func (g *Gate) fine(name string, addrs []netip.Addr) ([]netip.Addr, error) {
+	own, err := g.fence.own.addresses()
 	if err != nil {
 		return nil, err
 	}
 	var good []netip.Addr
 	why := "it has no address"
 	for _, addr := range addrs[:min(len(addrs), maxAnswers)] {
-		if reason := f.allowed.refusal(name, addr, own); reason != "" {
+		reason := g.fence.allowed.refusal(name, addr, own)
+		if reason != "" && g.also.refusal(name, addr, own) != "" {
 			why = reason
 		} else {
 			good = append(good, addr.Unmap())

@@ -50,7 +50,8 @@ type Service struct {
 	Box         *ecdh.PrivateKey // what secrets in orders are sealed to
 	Runner      string
 	Incarnation string
-	MaxCalls    int // open calls at once
+	MaxCalls    int       // open calls at once
+	Packages    *Packages // nil: nothing is installed
 	Now         func() time.Time
 	Log         *slog.Logger
 

@@ -63,9 +63,9 @@ func toolLimits(p wire.Policy) harness.Limits {
 	return harness.Limits{Text: min(p.OutputBytesLimit, 1<<20), Attachments: min(p.OutputBytesLimit, 8<<20)}
 }
 
-// request is what the harness reads.
-func (t tool) request(l harness.Limits) ([]byte, error) {
-	source := harness.Tool{ID: t.ID, Content: t.Content}
+// request is what the harness reads; paths are folders with packages.
+func (t tool) request(l harness.Limits, paths []string) ([]byte, error) {
+	source := harness.Tool{ID: t.ID, Content: t.Content, Paths: paths}
 	switch t.Op {
 	case wire.ToolDescribe:
 		return harness.Describe{Tool: source, Valves: t.secrets.Valves}.Request(l)
@@ -93,7 +93,19 @@ func (s *Service) performTool(c *call, script []byte, out output) *wire.Done {
 	}
 	policy := c.session.start.Policy
 	limits := toolLimits(policy)
-	body, err := t.request(limits)
+	packages, err := s.packages(c, t)
+	defer packages.Release()
+	if e, ok := errors.AsType[*harness.Error](err); ok && c.ctx.Err() == nil {
+		done, err := t.refused(c.ID, e)
+		if err != nil {
+			return s.unstarted(c, err)
+		}
+		return done
+	}
+	if err != nil {
+		return s.unstarted(c, err)
+	}
+	body, err := t.request(limits, folder(packages))
 	if err != nil {
 		return s.unstarted(c, err)
 	}
@@ -113,7 +125,7 @@ func (s *Service) performTool(c *call, script []byte, out output) *wire.Done {
 	done := outcome(v)
 	if t.Op == wire.ToolCall {
 		returned(done, results.Call(toolEnding(exit, policy)), out)
-	} else if err := t.reply(c.ID, done, results, toolEnding(exit, policy)); err != nil {
+	} else if err := t.reply(c.ID, done, results, toolEnding(exit, policy), packages != nil); err != nil {
 		return s.unstarted(c, err)
 	}
 	c.began(done)
@@ -189,8 +201,10 @@ func withUsage(d, counted *wire.Done) *wire.Done {
 	return d
 }
 
-// reply boxes the answer to describe or validate_valves into d.
-func (t tool) reply(call string, d *wire.Done, results *harness.Results, e harness.Ending) error {
+// reply boxes the answer to describe or validate_valves into d. Where packages
+// were installed nothing that is required is missing: a marker may have left
+// one out, and one may be imported under another name.
+func (t tool) reply(call string, d *wire.Done, results *harness.Results, e harness.Ending, installed bool) error {
 	var answer wire.ToolAnswer
 	var failure error
 	if t.Op == wire.ToolDescribe {
@@ -199,6 +213,9 @@ func (t tool) reply(call string, d *wire.Done, results *harness.Results, e harne
 			var err error
 			if answer.Description, err = description(found); err != nil {
 				return err
+			}
+			if installed {
+				answer.Description.Missing = nil
 			}
 		}
 	} else {
@@ -209,11 +226,20 @@ func (t tool) reply(call string, d *wire.Done, results *harness.Results, e harne
 		_, failure = (&harness.Results{}).Values(e)
 	}
 	if he, ok := errors.AsType[*harness.Error](failure); ok {
-		answer.Error = &wire.ToolError{Kind: string(he.Kind), Message: he.Sentence(), Module: he.Module}
+		answer.Error = answered(he)
 	}
 	if byItself(d) {
 		d.Status, d.Error = "ok", nil
 	}
+	return t.box(call, d, answer)
+}
+
+func answered(e *harness.Error) *wire.ToolError {
+	return &wire.ToolError{Kind: string(e.Kind), Message: e.Sentence(), Module: e.Module}
+}
+
+// box puts an answer into d, to be read by who asked.
+func (t tool) box(call string, d *wire.Done, answer wire.ToolAnswer) error {
 	plain, err := strictjson.Encode(answer)
 	if err != nil {
 		return err

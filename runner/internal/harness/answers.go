@@ -93,6 +93,37 @@ func schema(raw json.RawMessage) bool { return object(raw) || string(raw) == "nu
 
 func object(raw json.RawMessage) bool { return len(raw) > 0 && raw[0] == '{' }
 
+// Requirement is a package that a tool requires: Name is how Text begins, or
+// all of it where no name could be read.
+type Requirement struct {
+	Name string `json:"name"`
+	Text string `json:"text"` // as written
+}
+
+// Lacking is what an interpreter does not have of a tool's requirements.
+type Lacking struct {
+	Missing     []Requirement `json:"missing"`
+	Interpreter string        `json:"interpreter"` // what packages are made for: implementation, version, ABI, platform
+}
+
+// Lacking is the answer to Lacks. An error is always an *Error.
+func (r *Results) Lacking(e Ending) (Lacking, error) {
+	raw, failed := r.final(e)
+	if failed != nil {
+		return Lacking{}, failed
+	}
+	var l Lacking
+	if err := strictjson.Decode(raw, &l); err != nil || len(l.Missing) > maxKeys || len(l.Interpreter) > maxWord {
+		return Lacking{}, disturbed()
+	}
+	for _, m := range l.Missing {
+		if m.Name == "" || !strings.HasPrefix(m.Text, m.Name) {
+			return Lacking{}, disturbed()
+		}
+	}
+	return l, nil
+}
+
 // Values is the answer to ValidateValves: the fields that were set, as the
 // tool's class took them, secrets in clear. An error is always an *Error; its
 // message does not repeat the values.

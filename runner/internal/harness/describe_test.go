@@ -497,3 +497,21 @@ func TestSourcesAreNotLeftInFiles(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatIsLackingIsSaidWithoutLoading(t *testing.T) {
+	source := "\"\"\"\nrequirements: pydantic>=2, no-such[x,y]>=1, ../x, json, no_such_too ; python_version < '9'\n\"\"\"\nraise SystemExit\n"
+	s := play{}.run(t, Lacks{Tool: Tool{ID: "case", Content: source}})
+	got, err := s.Lacking(s.Ending)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Requirement{{"no-such", "no-such[x,y]>=1"}, {"../x", "../x"}, {"no_such_too", "no_such_too ; python_version < '9'"}}
+	if !slices.Equal(got.Missing, want) || !strings.HasPrefix(got.Interpreter, "cpython 3.") {
+		t.Errorf("got %+v", got)
+	}
+	forged := &Results{}
+	_, _ = forged.Write([]byte(`{"result":{"missing":[{"name":"a","text":"b"}],"interpreter":""}}` + "\n"))
+	if _, err := forged.Lacking(Ending{}); err == nil {
+		t.Error("a name that its text lacks was believed")
+	}
+}

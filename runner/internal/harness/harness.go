@@ -90,6 +90,10 @@ type Describe struct {
 	Valves json.RawMessage // an object: set first, for tools whose descriptions depend on it; may be nil
 }
 
+// Lacks asks which of a tool's requirements the interpreter does not have.
+// Nothing of the tool is loaded. Results.Lacking has the answer.
+type Lacks struct{ Tool }
+
 // Which names one of a tool's two sets of values.
 type Which string
 
@@ -167,6 +171,11 @@ func (d Describe) Request(l Limits) ([]byte, error) {
 	r := d.request("describe", l)
 	r.Valves = d.Valves
 	return r.encode()
+}
+
+// Request is the body that the program reads.
+func (l Lacks) Request(limits Limits) ([]byte, error) {
+	return l.request("lacks", limits).encode()
 }
 
 // Request is the body that the program reads. It holds values in clear.

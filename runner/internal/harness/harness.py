@@ -299,8 +299,8 @@ def requirements(manifest):
 
 
 def missing(wanted):
-    """Those that are not here: neither a distribution nor a module of that
-    name. Versions are not compared."""
+    """The name and the text of those that are not here: neither a distribution
+    nor a module of that name. Versions are not compared."""
     import importlib.metadata
     import importlib.util
 
@@ -319,7 +319,7 @@ def missing(wanted):
     for text in wanted:
         name = re.match(r"[A-Za-z0-9]+(?:[._-]+[A-Za-z0-9]+)*(?=\s*(?:[\[<>=!~;@(]|$))", text)
         if name is None or not here(name.group()):
-            out.append(text if name is None else name.group())
+            out.append((text if name is None else name.group(), text))
     return out
 
 
@@ -1481,7 +1481,7 @@ def describe(request, out):
     manifest = frontmatter(request["content"])
     try:
         need_pydantic()
-        lacks = missing(requirements(manifest))  # before stranger's code runs
+        lacks = [name for name, _ in missing(requirements(manifest))]  # before stranger's code runs
         tool = opened(request)
         try:
             return {**described(tool, request), "missing": lacks}
@@ -1490,6 +1490,19 @@ def describe(request, out):
     except (Failed, Refusal) as error:
         error.line["manifest"] = manifest
         raise
+
+
+def lacks(request, out):
+    """What is missing and for which interpreter; nothing of the tool is loaded."""
+    import sysconfig
+
+    found = missing(requirements(frontmatter(request["content"])))
+    return {
+        "missing": [{"name": name, "text": text} for name, text in found],
+        "interpreter": " ".join(
+            [sys.implementation.name, sys.version.split()[0], safe_str(sysconfig.get_config_var("SOABI")), sysconfig.get_platform()]
+        ),
+    }
 
 
 def described(tool, request):
@@ -1559,7 +1572,7 @@ def call(request, out):
         raise Failed(kind, error, tool) from None
 
 
-OPERATIONS = {"describe": describe, "validate_valves": validate_valves, "call": call}
+OPERATIONS = {"lacks": lacks, "describe": describe, "validate_valves": validate_valves, "call": call}
 
 
 def run(raw, out):

@@ -46,7 +46,16 @@ type Spec struct {
 	ID        string // unique on this runner: session and epoch; [a-zA-Z0-9_-]
 	Policy    Policy
 	Workspace string // the tenant, for labels only
+
+	// PrivateAllow are hosts and addresses of the policy's network_allowlist
+	// that this sandbox may reach although they are not public, because the
+	// operator named them for what it does. No client's word may lead here.
+	PrivateAllow []string
 }
+
+// Packages is where each sandbox sees the folder of Python packages that the
+// runner keeps, if it keeps one: read-only, and not to be listed.
+const Packages = "/run/bigwave/packages"
 
 // Policy is the part of a sandbox policy that a backend enforces.
 type Policy struct {

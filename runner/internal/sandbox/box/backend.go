@@ -44,6 +44,7 @@ type Config struct {
 	WorkspaceMB  int64    // size of /workspace; 1024 if 0
 	Mounts       []Mount  // what policies may ask for besides /workspace
 	OwnFiles     []string // paths that no mount may show, besides DataDir
+	Packages     string   // folder of Python packages that sandboxes see at sandbox.Packages; none if empty
 	Require      []string // parts of the fence that a start needs although they are optional: landlock
 
 	Spares      int           // sandboxes kept ready; 1 if 0, none if negative

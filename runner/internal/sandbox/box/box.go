@@ -152,6 +152,7 @@ func (x *box) launch(ctx context.Context, mount int) error {
 		TmpMB:     x.b.cfg.TmpMB,
 		ShmMB:     x.b.cfg.ShmMB,
 		Workspace: x.b.workspaceStep(mount, x.ids),
+		Packages:  x.b.packagesSteps(),
 	})
 	if err != nil {
 		return err
@@ -306,7 +307,7 @@ func (x *box) begin(ctx context.Context, spec sandbox.Spec) error {
 	if err := x.b.at("gate"); err != nil {
 		return err
 	}
-	return x.openGate(ctx, x.b.fence, p.NetworkAllowlist)
+	return x.openGate(ctx, x.b.fence, p.NetworkAllowlist, spec.PrivateAllow)
 }
 
 // initTasks is how many tasks of ours count under an RLIMIT_NPROC: the init's

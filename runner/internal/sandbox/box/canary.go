@@ -92,7 +92,7 @@ func (b *Backend) hears(ctx context.Context, address string, fence *egress.Fence
 	}
 	defer x.Close(context.WithoutCancel(ctx))
 	if fence != nil {
-		if err := x.openGate(ctx, fence, []string{address}); err != nil {
+		if err := x.openGate(ctx, fence, []string{address}, nil); err != nil {
 			return false, err
 		}
 	}

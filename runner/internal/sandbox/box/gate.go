@@ -15,13 +15,13 @@ import (
 
 // openGate lets the sandbox reach what the policy lists. With an empty list
 // there is nothing to set up: the network namespace has no way out.
-func (x *box) openGate(ctx context.Context, fence *egress.Fence, list []string) error {
+func (x *box) openGate(ctx context.Context, fence *egress.Fence, list, private []string) error {
 	if len(list) == 0 {
 		return nil
 	}
 	gate, err := fence.Open(list, func(sockets []egress.Socket) ([]*os.File, error) {
 		return x.sockets(ctx, sockets)
-	})
+	}, private...)
 	if entry, ok := errors.AsType[*egress.EntryError](err); ok {
 		return &sandbox.StartError{Code: "policy_unenforceable", Field: "network_allowlist", Message: "this runner can't enforce network_allowlist: " + entry.Error()}
 	}
@@ -136,7 +136,7 @@ func (b *Backend) checkGate(ctx context.Context) []sandbox.Piece {
 	filter := sandbox.Piece{Name: "nf_tables", State: "ok", Detail: "refuses and notes what is not listed"}
 	x, err := b.prepareStandard(ctx)
 	if err == nil {
-		err = x.openGate(ctx, b.fence, []string{"canary.invalid:443"})
+		err = x.openGate(ctx, b.fence, []string{"canary.invalid:443"}, nil)
 		if err == nil && !x.gate.Filtered() {
 			filter.State, filter.Detail = "weak", "the kernel has none"
 			filter.Means = "attempts on what no entry of a network_allowlist has still fail, but are not in a call's denials; load the modules nf_tables and nft_reject_inet"

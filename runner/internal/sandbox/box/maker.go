@@ -66,6 +66,7 @@ type Place struct {
 	TmpMB     int64 // most for /tmp
 	ShmMB     int64 // most for /dev/shm
 	Workspace inside.Step
+	Packages  []inside.Step // shows the packages that the runner keeps; they come after what makes /run
 }
 
 // Guest is a new sandbox whose init waits.

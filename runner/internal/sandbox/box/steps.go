@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bigwave/bigwave/runner/internal/inside"
+	"github.com/bigwave/bigwave/runner/internal/sandbox"
 )
 
 const workspace = "/workspace"
@@ -19,6 +20,15 @@ func (b *Backend) workspaceStep(mount int, ids IDs) inside.Step {
 	mb := b.cfg.WorkspaceMB
 	options := fmt.Sprintf("mode=755,uid=%d,gid=%d,size=%dm,nr_inodes=%d", ids.User, ids.User, mb, mb<<20/bytesPerInode)
 	return inside.Step{Kind: inside.StepTmpfs, Path: workspace, Data: options}
+}
+
+// packagesSteps show what the runner keeps of packages. It comes into /run,
+// where nothing of an image is that could lead it elsewhere.
+func (b *Backend) packagesSteps() []inside.Step {
+	if b.cfg.Packages == "" {
+		return nil
+	}
+	return []inside.Step{{Kind: inside.StepBind, Path: sandbox.Packages, Data: b.cfg.Packages}}
 }
 
 // openMounts turns each bind among steps into a detached mount that the init

@@ -136,6 +136,8 @@ func TestSupervisorIsKilled(t *testing.T) { boxtest.SupervisorIsKilled(t, backen
 
 func TestInitIsFiltered(t *testing.T) { boxtest.InitIsFiltered(t, backend) }
 
+func TestPackages(t *testing.T) { boxtest.Packages(t, backend) }
+
 func TestIdleMemory(t *testing.T) { boxtest.IdleMemory(t, backend, 6<<10) }
 
 func TestKernels(t *testing.T) { boxtest.Kernels(t, backend) }

@@ -138,6 +138,7 @@ func steps(p box.Place) []inside.Step {
 	for name, target := range map[string]string{"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"} {
 		steps = append(steps, inside.Step{Kind: inside.StepLink, Path: "/dev/" + name, Data: "/proc/self/fd" + target})
 	}
+	steps = append(steps, p.Packages...)
 	return append(steps,
 		file("/etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n"),
 		file("/etc/hostname", "sandbox\n"),

@@ -124,6 +124,7 @@ func (h host) layout(p box.Place) []inside.Step {
 	for name, target := range map[string]string{"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"} {
 		steps = append(steps, inside.Step{Kind: inside.StepLink, Path: "/dev/" + name, Data: "/proc/self/fd" + target})
 	}
+	steps = append(steps, p.Packages...)
 	return append(steps,
 		inside.Step{Kind: inside.StepTmpfs, Path: "/dev/shm", Data: tmpfs(p.ShmMB)},
 		inside.Step{Kind: inside.StepTmpfs, Path: "/tmp", Data: tmpfs(p.TmpMB)},

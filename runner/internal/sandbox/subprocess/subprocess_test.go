@@ -105,6 +105,8 @@ func TestSupervisorIsKilled(t *testing.T) { boxtest.SupervisorIsKilled(t, backen
 
 func TestInitIsFiltered(t *testing.T) { boxtest.InitIsFiltered(t, backend) }
 
+func TestPackages(t *testing.T) { boxtest.Packages(t, backend) }
+
 func TestIdleMemory(t *testing.T) { boxtest.IdleMemory(t, backend, 6<<10) }
 
 func TestKernels(t *testing.T) { boxtest.Kernels(t, backend) }
@@ -134,7 +136,7 @@ func TestAsOrdinaryUser(t *testing.T) {
 	if err := os.WriteFile(program, content, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), program, "-test.run=^(TestBackend|TestHostile|TestKernels|TestDisks|TestFailedStarts.*|TestMounts|TestEgress|TestRefusesWithoutLimits)$", "-test.short", "-test.v")
+	cmd := exec.CommandContext(t.Context(), program, "-test.run=^(TestBackend|TestHostile|TestKernels|TestDisks|TestFailedStarts.*|TestMounts|TestPackages|TestEgress|TestRefusesWithoutLimits)$", "-test.short", "-test.v")
 	cmd.Dir = os.TempDir()
 	cmd.Env = []string{initEnv + "=" + initProgram, "PATH=/usr/bin:/bin", "HOME=/nonexistent", "TMPDIR=" + os.TempDir()}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 12345}}

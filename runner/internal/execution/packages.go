@@ -1,0 +1,296 @@
+package execution
+
+import (
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/bigwave/bigwave/runner/internal/harness"
+	"github.com/bigwave/bigwave/runner/internal/layer"
+	"github.com/bigwave/bigwave/runner/internal/sandbox"
+	"github.com/bigwave/bigwave/shared/wire"
+)
+
+// InstallTime is how long one installation may take: less than the control
+// plane waits for a tool's description.
+const InstallTime = 50 * time.Second
+
+const (
+	installsAtOnce  = 2
+	maxRequirements = 64
+	maxRequirement  = 256 // bytes of one
+	lookTime        = 20 * time.Second
+	maxLooks        = 1024 // that are remembered
+	keptErrors      = 16 << 10
+)
+
+//go:embed install.py
+var installer string
+
+// Packages installs what Python tools require. Its fields are set before it is
+// used, from several goroutines.
+type Packages struct {
+	Layers *layer.Store
+	Index  *url.URL // the simple index
+
+	once  sync.Once
+	turns chan struct{}
+
+	mu    sync.Mutex
+	n     int
+	looks map[look]harness.Lacking
+}
+
+// look is a source in an image.
+type look struct {
+	content [sha256.Size]byte
+	image   string
+}
+
+// requirement is a name with extras, version specifiers and a marker, as PEP
+// 508 has them: no address, no path, no option.
+var requirement = regexp.MustCompile(`^[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?` +
+	`(?: *\[ *[A-Za-z0-9._-]+(?: *, *[A-Za-z0-9._-]+)* *\])?` +
+	`(?: *(?:===|==|~=|!=|<=|>=|<|>) *[A-Za-z0-9.*+!_-]+(?: *, *(?:===|==|~=|!=|<=|>=|<|>) *[A-Za-z0-9.*+!_-]+)*)?` +
+	`(?: *; *[A-Za-z0-9_."' <>=!~()-]+)?$`)
+
+// acceptable refuses what is more than a name and a version.
+func acceptable(wanted []harness.Requirement) *harness.Error {
+	for i, w := range wanted {
+		switch {
+		case i == maxRequirements:
+			return lacks(w.Name, "The tool requires more than %d packages that the sandbox does not have.", maxRequirements)
+		case len(w.Text) > maxRequirement || !requirement.MatchString(w.Text):
+			return lacks(w.Name, "The tool's requirement %.200q can't be installed: only a package's name, with extras, versions and a marker, is taken.", w.Text)
+		}
+	}
+	return nil
+}
+
+func lacks(module, format string, args ...any) *harness.Error {
+	return &harness.Error{Kind: harness.MissingModule, Module: module, Message: fmt.Sprintf(format, args...)}
+}
+
+// normal is a set of requirements in the one way in which a key has it.
+func normal(wanted []harness.Requirement) []string {
+	var out []string
+	for _, w := range wanted {
+		head := w.Text[:len(w.Name)]
+		head = strings.ToLower(regexp.MustCompile(`[-_.]+`).ReplaceAllString(head, "-"))
+		out = append(out, head+strings.TrimSpace(w.Text[len(w.Name):]))
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// packages is the layer with what a tool requires and the sandbox lacks; nil:
+// it lacks nothing, or nothing can be installed here. A *harness.Error is the
+// tool's, anything else ours.
+func (s *Service) packages(c *call, t tool) (*layer.Lease, error) {
+	if s.Packages == nil || !strings.Contains(t.Content, "requirements:") {
+		return nil, nil
+	}
+	lacking, err := s.lacking(c, t)
+	if err != nil || len(lacking.Missing) == 0 {
+		return nil, err
+	}
+	if bad := acceptable(lacking.Missing); bad != nil {
+		return nil, bad
+	}
+	image := c.session.box.Info().ImageDigest
+	wanted := normal(lacking.Missing)
+	key := layer.Key(image+" "+lacking.Interpreter, wanted)
+	lease, err := s.Packages.Layers.Get(c.ctx, key, func(ctx context.Context, w io.Writer) error {
+		err := s.install(ctx, c.session.start.Policy.BaseImage, image, wanted, w)
+		if err != nil {
+			s.Log.Warn("packages could not be installed", "requirements", wanted, "error", err)
+		}
+		return err
+	})
+	if err == nil || c.ctx.Err() != nil {
+		return lease, err
+	}
+	names := make([]string, len(lacking.Missing))
+	for i, m := range lacking.Missing {
+		names[i] = m.Name
+	}
+	why := "the runner's log says why"
+	if failed, ok := errors.AsType[*pipError](err); ok {
+		why = failed.line
+	}
+	return nil, lacks(names[0], "The sandbox has no package %s, which the tool requires, and it could not be installed: %s", short(strings.Join(names, ", ")), why)
+}
+
+// lacking asks the sandbox's interpreter what it lacks; nothing of the tool is
+// loaded for that. What it said of a source before counts.
+func (s *Service) lacking(c *call, t tool) (harness.Lacking, error) {
+	p := s.Packages
+	key := look{sha256.Sum256([]byte(t.Content)), c.session.box.Info().ImageDigest}
+	p.mu.Lock()
+	known, ok := p.looks[key]
+	p.mu.Unlock()
+	if ok {
+		return known, nil
+	}
+	policy := c.session.start.Policy
+	limits := toolLimits(policy)
+	body, err := harness.Lacks{Tool: harness.Tool{ID: t.ID, Content: t.Content}}.Request(limits)
+	if err != nil {
+		return harness.Lacking{}, err
+	}
+	results := &harness.Results{Limits: limits}
+	exit, err := c.session.box.Exec(c.ctx, sandbox.Process{
+		ID: c.ID + "-requirements", Program: sandbox.Harness, Script: body, Results: results,
+		Wall: min(lookTime, time.Duration(policy.WallClockSeconds)*time.Second),
+	})
+	if err != nil {
+		return harness.Lacking{}, err
+	}
+	found, err := results.Lacking(toolEnding(exit, policy))
+	if err != nil {
+		return found, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.looks == nil || len(p.looks) >= maxLooks {
+		p.looks = map[look]harness.Lacking{}
+	}
+	p.looks[key] = found
+	return found, nil
+}
+
+// pipError is why pip installed nothing, in its own words.
+type pipError struct{ line string }
+
+func (e *pipError) Error() string { return e.line }
+
+// install runs pip in a sandbox of its own, which reaches the index and nothing
+// else and is thrown away, and writes what it installed to w.
+func (s *Service) install(ctx context.Context, base, image string, wanted []string, w io.Writer) error {
+	p := s.Packages
+	p.once.Do(func() { p.turns = make(chan struct{}, installsAtOnce) })
+	select {
+	case p.turns <- struct{}{}:
+		defer func() { <-p.turns }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	p.mu.Lock()
+	p.n++
+	id := fmt.Sprintf("packages-%d", p.n)
+	p.mu.Unlock()
+	script, err := json.Marshal(map[string]any{"index": p.Index.String(), "plain": p.plain(), "requirements": wanted})
+	if err != nil {
+		return err
+	}
+	box, err := s.Backend.Start(ctx, p.spec(id, base))
+	if err != nil {
+		return fmt.Errorf("start a sandbox to install packages in: %w", err)
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
+		defer cancel()
+		if err := box.Close(ctx); err != nil {
+			s.Log.Error("sandbox did not close cleanly", "session", id, "error", err)
+		}
+	}()
+	if got := box.Info().ImageDigest; got != image {
+		return fmt.Errorf("base_image %s is %s now, not %s as in the session", base, got, image)
+	}
+	stderr := &tail{max: keptErrors}
+	exit, err := box.Exec(ctx, sandbox.Process{
+		ID: id, Program: sandbox.Python, Script: []byte(installer), Env: map[string]string{"BIGWAVE_INSTALL": string(script)},
+		Wall: InstallTime, Stdout: w, Stderr: stderr,
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("install packages: %w", err)
+	case exit.Reason == sandbox.TimedOut || ctx.Err() != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded):
+		return &pipError{fmt.Sprintf("it took longer than %v", InstallTime)}
+	case exit.OOM:
+		return &pipError{"it needs more memory than an installation may have"}
+	case exit.DiskFull:
+		return &pipError{"it needs more room than an installation may have"}
+	case exit.Reason != sandbox.Exited || exit.Code != 0:
+		return &pipError{stderr.reason()}
+	}
+	return nil
+}
+
+// plain is host:port of an index without TLS, which pip has to be told of.
+func (p *Packages) plain() string {
+	if p.Index.Scheme != "http" {
+		return ""
+	}
+	return p.Index.Host
+}
+
+// spec is the sandbox that an installation has.
+func (p *Packages) spec(id, base string) sandbox.Spec {
+	host, port := p.Index.Hostname(), p.Index.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[p.Index.Scheme]
+	}
+	return sandbox.Spec{
+		ID: id, Workspace: "packages", PrivateAllow: []string{host},
+		Policy: sandbox.Policy{
+			FSAllowlist:      []string{"/workspace"},
+			NetworkAllowlist: []string{net.JoinHostPort(host, port)},
+			CPUShares:        512, MemoryMB: 1024, PIDsLimit: 128, BaseImage: base,
+		},
+	}
+}
+
+// tail keeps the end of what is written.
+type tail struct {
+	max  int
+	kept []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.kept = append(t.kept, p...)
+	if over := len(t.kept) - t.max; over > 0 {
+		t.kept = append(t.kept[:0], t.kept[over:]...)
+	}
+	return len(p), nil
+}
+
+// reason is the last line in which pip says what went wrong.
+func (t *tail) reason() string {
+	last := "pip said nothing"
+	for line := range strings.SplitSeq(string(t.kept), "\n") {
+		if text, ok := strings.CutPrefix(strings.TrimSpace(line), "ERROR: "); ok && text != "" {
+			last = text
+		}
+	}
+	return short(last)
+}
+
+// folder is where a sandbox has a layer.
+func folder(l *layer.Lease) []string {
+	if l == nil {
+		return nil
+	}
+	return []string{path.Join(sandbox.Packages, l.Name)}
+}
+
+// refused is the outcome of a tool that can't be loaded.
+func (t tool) refused(call string, e *harness.Error) (*wire.Done, error) {
+	if t.Op == wire.ToolCall {
+		return toolFailed(e), nil
+	}
+	d := &wire.Done{Status: "ok"}
+	return d, t.box(call, d, wire.ToolAnswer{Error: answered(e)})
+}

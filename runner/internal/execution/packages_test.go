@@ -1,0 +1,174 @@
+package execution
+
+import (
+	"archive/tar"
+	"context"
+	"encoding/json"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bigwave/bigwave/runner/internal/bustest"
+	"github.com/bigwave/bigwave/runner/internal/harness"
+	"github.com/bigwave/bigwave/runner/internal/layer"
+	"github.com/bigwave/bigwave/runner/internal/sandbox"
+	"github.com/bigwave/bigwave/shared/envelope"
+	"github.com/bigwave/bigwave/shared/strictjson"
+	"github.com/bigwave/bigwave/shared/wire"
+)
+
+func TestOnlyNamesAndVersionsAreInstalled(t *testing.T) {
+	for text, fine := range map[string]bool{
+		"a": true, "a>=1": true, "A.b_c[x, y] >= 1.0, != 1.5.* ; python_version < '4'": true, "a==1.0+local": true, "a===x": true,
+		"": false, "-r x": false, "--index-url=http://x": false, "a --pre": false, "a@http://x": false, "a @ file:///x": false,
+		"git+https://x/y": false, "../x": false, "/x.whl": false, "./x": false, "a\n--pre": false, "a>=1\n": false, "a;$(x)": false,
+		"a[b": false, "a ; x@y": false, "https://x": false, ".": false, "a>=": false, "ä": false, strings.Repeat("a", 300): false,
+	} {
+		if bad := acceptable([]harness.Requirement{{Name: text, Text: text}}); (bad == nil) != fine {
+			t.Errorf("%q: %v", text, bad)
+		}
+	}
+	if acceptable(slices.Repeat([]harness.Requirement{{Name: "a", Text: "a"}}, maxRequirements+1)) == nil {
+		t.Error("there is no end to requirements")
+	}
+	got := normal([]harness.Requirement{{Name: "Za.-b", Text: "Za.-b >=1"}, {Name: "a", Text: "a"}, {Name: "A", Text: "A"}})
+	if !slices.Equal(got, []string{"a", "za-b>=1"}) {
+		t.Errorf("got %q", got)
+	}
+}
+
+// packagesRig is a toolRig whose index installs what pip says it does.
+type packagesRig struct {
+	*toolRig
+	looked, installed int
+	env               string
+	pip               func(p sandbox.Process) sandbox.Exit
+	called            string // the request of the tool itself
+}
+
+func newPackagesRig(t *testing.T) *packagesRig {
+	t.Helper()
+	r := &packagesRig{toolRig: newToolRig(t)}
+	index, err := url.Parse("http://127.0.0.1:8080/simple/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := &layer.Store{Max: 1 << 20, Time: 5 * time.Second, Now: time.Now, Log: bustest.Quiet()}
+	if err := store.Open(t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(store.Close)
+	r.Packages = &Packages{Layers: store, Index: index}
+	r.answer = `{"result":{"type":"NoneType","text":"","value":null,"same":false,"files":[],"embeds":[],"truncated":false}}` + "\n"
+	r.pip = func(p sandbox.Process) sandbox.Exit {
+		out := tar.NewWriter(p.Stdout)
+		_ = out.WriteHeader(&tar.Header{Name: "lib.py", Typeflag: tar.TypeReg})
+		_ = out.Close()
+		return sandbox.Exit{Reason: sandbox.Exited}
+	}
+	r.machine.any = func(_ context.Context, p sandbox.Process, _ *box) sandbox.Exit {
+		switch {
+		case p.Program == sandbox.Python:
+			r.installed++
+			r.env = p.Env["BIGWAVE_INSTALL"]
+			return r.pip(p)
+		case strings.Contains(string(p.Script), `"op":"lacks"`):
+			r.looked++
+			_, _ = p.Results.Write([]byte(`{"result":{"missing":[{"name":"Lib","text":"Lib>=1"}],"interpreter":"cpython 3.13"}}` + "\n"))
+		default:
+			r.called = string(p.Script)
+			_, _ = p.Results.Write([]byte(r.answer))
+		}
+		return sandbox.Exit{Reason: sandbox.Exited}
+	}
+	return r
+}
+
+const requiring = "\"\"\"\nrequirements: Lib>=1\n\"\"\"\n"
+
+func (r *packagesRig) call(t *testing.T, content string) *wire.Done {
+	t.Helper()
+	return r.ask(t, wire.ToolRequest{Op: wire.ToolCall, ID: "t", Content: content, Function: "f"}, wire.ToolSecrets{})
+}
+
+func TestWhatAToolRequiresIsInstalledOnce(t *testing.T) {
+	r := newPackagesRig(t)
+	for range 2 {
+		if done := r.call(t, requiring); done.Status != "ok" {
+			t.Fatalf("got %+v, %+v", done, done.Error)
+		}
+		if !strings.Contains(r.called, `"paths":["`+sandbox.Packages+"/") {
+			t.Errorf("the tool was asked %s", r.called)
+		}
+	}
+	if done := r.call(t, requiring+"# another\n"); done.Status != "ok" {
+		t.Fatalf("got %+v", done)
+	}
+	if r.looked != 2 || r.installed != 1 {
+		t.Errorf("looked %d times, installed %d times", r.looked, r.installed)
+	}
+	var got struct {
+		Index, Plain string
+		Requirements []string
+	}
+	if err := json.Unmarshal([]byte(r.env), &got); err != nil || got.Index != "http://127.0.0.1:8080/simple/" || got.Plain != "127.0.0.1:8080" || !slices.Equal(got.Requirements, []string{"lib>=1"}) {
+		t.Errorf("installed %s, %v", r.env, err)
+	}
+	spec := r.Packages.spec("x", "image")
+	if !slices.Equal(spec.Policy.NetworkAllowlist, []string{"127.0.0.1:8080"}) || !slices.Equal(spec.PrivateAllow, []string{"127.0.0.1"}) {
+		t.Errorf("the sandbox is %+v", spec)
+	}
+	if n := r.machine.left(); n != 1 {
+		t.Errorf("%d sandboxes are left", n)
+	}
+}
+
+func TestWithoutRequirementsNothingIsAsked(t *testing.T) {
+	r := newPackagesRig(t)
+	if done := r.call(t, "class Tools: pass\n"); done.Status != "ok" || r.looked+r.installed > 0 {
+		t.Errorf("got %+v; looked %d times", done, r.looked)
+	}
+	r.Packages = nil
+	if done := r.call(t, requiring); done.Status != "ok" || r.looked+r.installed > 0 || strings.Contains(r.called, "paths") {
+		t.Errorf("got %+v; looked %d times", done, r.looked)
+	}
+}
+
+func TestAnInstallationThatFailsSaysWhy(t *testing.T) {
+	r := newPackagesRig(t)
+	r.pip = func(p sandbox.Process) sandbox.Exit {
+		_, _ = p.Stdout.Write([]byte("not a tar stream"))
+		_, _ = p.Stderr.Write([]byte("noise\nERROR: first\nERROR: No matching distribution found for lib>=1\n"))
+		return sandbox.Exit{Reason: sandbox.Exited, Code: 1}
+	}
+	for range 3 {
+		done := r.call(t, requiring)
+		if done.Status != "error" || !strings.Contains(done.Error.Message, "no package Lib,") || !strings.Contains(done.Error.Message, "No matching distribution found for lib>=1") {
+			t.Errorf("got %s, %+v", done.Status, done.Error)
+		}
+	}
+	if r.installed != 1 || r.called != "" {
+		t.Errorf("installed %d times; called %q", r.installed, r.called)
+	}
+	done := r.ask(t, wire.ToolRequest{Op: wire.ToolDescribe, ID: "t", Content: requiring, ReplyTo: r.reply.PublicKey().Bytes()}, wire.ToolSecrets{})
+	var a wire.ToolAnswer
+	plain, err := envelope.OpenBox(r.reply, "call_4", done.Value)
+	if err != nil || strictjson.Decode(plain, &a) != nil || a.Error == nil || a.Error.Kind != string(harness.MissingModule) || a.Error.Module != "Lib" {
+		t.Errorf("got %+v, %v", a, err)
+	}
+}
+
+func TestAHostileInstallationIsRefused(t *testing.T) {
+	r := newPackagesRig(t)
+	r.pip = func(p sandbox.Process) sandbox.Exit {
+		out := tar.NewWriter(p.Stdout)
+		_ = out.WriteHeader(&tar.Header{Name: "../lib.py", Typeflag: tar.TypeReg})
+		_ = out.Close()
+		return sandbox.Exit{Reason: sandbox.Exited}
+	}
+	if done := r.call(t, requiring); done.Status != "error" || r.called != "" {
+		t.Errorf("got %+v; called %q", done, r.called)
+	}
+}
