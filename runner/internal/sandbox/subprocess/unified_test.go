@@ -24,6 +24,9 @@ func TestOnUnified(t *testing.T) {
 	t.Run("disks", func(t *testing.T) {
 		onUnified(t, "^TestDisks$", "", "")
 	})
+	t.Run("warm Python", func(t *testing.T) {
+		onUnified(t, "^TestWarmPython$", "", "")
+	})
 	t.Run("ordinary user", func(t *testing.T) {
 		onUnified(t, "^(TestBackend|TestInitIsKilled)$/^(Limits)?$/^(memory|pids|usage)?$/^(main|a child|exactly its own|bombs)?$",
 			"echo $$ > /sys/fs/cgroup/user/svc/cgroup.procs;", "setpriv --reuid 12345 --regid 12345 --clear-groups")
