@@ -136,7 +136,7 @@ func TestAsOrdinaryUser(t *testing.T) {
 	if err := os.WriteFile(program, content, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), program, "-test.run=^(TestBackend|TestHostile|TestKernels|TestDisks|TestFailedStarts.*|TestMounts|TestPackages|TestEgress|TestRefusesWithoutLimits)$", "-test.short", "-test.v")
+	cmd := exec.CommandContext(t.Context(), program, "-test.run=^(TestBackend|TestHostile|TestKernels|TestDisks|TestFailedStarts.*|TestMounts|TestPackages|TestWarmPython|TestEgress|TestRefusesWithoutLimits)$", "-test.short", "-test.v")
 	cmd.Dir = os.TempDir()
 	cmd.Env = []string{initEnv + "=" + initProgram, "PATH=/usr/bin:/bin", "HOME=/nonexistent", "TMPDIR=" + os.TempDir()}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 12345}}
