@@ -211,6 +211,10 @@ func TestWhatModelsAreToldFollowsTheValves(t *testing.T) {
 	if got := told(); got != "begs them" {
 		t.Errorf("with another source %q", got)
 	}
+	a.admin("POST", "/api/tools/id/t/valves/update", `{}`).want(200)
+	if got := told(); got != "begs {api_key}" {
+		t.Errorf("once nothing is set %q", got)
+	}
 }
 
 func TestABrokenToolBreaksNoList(t *testing.T) {

@@ -124,9 +124,6 @@ func spoken(by map[string]string) (map[string]string, error) {
 // valves; nil when the source says nothing then. It may not load: it may need
 // what a sandbox does not have, and that is for a call to say.
 func (s *Service) spokenWith(ctx context.Context, t Tool, valves json.RawMessage) map[string]string {
-	if string(valves) == "{}" {
-		return nil
-	}
 	d, err := s.Describer.Describe(ctx, t.source(), valves)
 	if err != nil {
 		return nil
@@ -144,7 +141,7 @@ func (s *Service) respeak(ctx context.Context, t *Tool) error {
 		return nil
 	}
 	valves, err := s.valves(ctx, t.Workspace, t.ID)
-	if err != nil {
+	if err != nil || string(valves) == string(noValues) {
 		return err
 	}
 	if with := s.spokenWith(ctx, *t, valves); with != nil {

@@ -80,7 +80,8 @@ type Store interface {
 
 	// Valves returns what a tool is set to, sealed; nil: nothing.
 	Valves(ctx context.Context, workspace, id string) ([]byte, error)
-	// PutValves sets t to what is sealed, with t.Spoken unless that is nil.
+	// PutValves sets t to what is sealed, with t.Spoken unless that is nil; a
+	// Conflict when the tool is not of t's revision any more.
 	PutValves(ctx context.Context, t Tool, sealed []byte, e audit.Event) error
 	// UserValves returns what a user has set a tool to, sealed; nil: nothing.
 	UserValves(ctx context.Context, workspace, id, user string) ([]byte, error)

@@ -103,6 +103,11 @@ func TestErrorsDoNotRepeatValues(t *testing.T) {
 	if got := fault.From(err); got.Message != "[ERROR: 2 errors\nkey\n  *** is bad, so is *** [type=value_error, input_type=str]]" || got.Code != "c" {
 		t.Errorf("got %q", got.Message)
 	}
+	values = json.RawMessage(`{"key":"a\"b'c\nd","pin":73577357,"word":"swordfish"}`)
+	err = withoutValues(fault.New(fault.Invalid, `%s`, `key "a\"b'c\nd" or 'a"b\'c\nd', pin 73577357 or SWORDFISH`), values)
+	if got := fault.From(err).Message; got != `key "***" or '***', pin *** or ***` {
+		t.Errorf("got %q", got)
+	}
 	cause := fault.New(fault.Unavailable, "no runner")
 	if got := withoutValues(cause, values); got != error(cause) {
 		t.Errorf("got %v", got)

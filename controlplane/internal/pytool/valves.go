@@ -1,6 +1,8 @@
 package pytool
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"maps"
@@ -139,10 +141,10 @@ func withoutValues(err error, values json.RawMessage) error {
 	}
 	f := fault.From(err)
 	message := inputValue.ReplaceAllString(f.Message, "$1")
-	var any any
-	if strictjson.Decode(values, &any) == nil {
-		for _, secret := range texts(any) {
-			message = strings.ReplaceAll(message, secret, "***")
+	for _, secret := range secrets(values) {
+		// Most are not there, and looking for them is cheap.
+		if strings.Contains(message, secret) || strings.Contains(strings.ToLower(message), strings.ToLower(secret)) {
+			message = regexp.MustCompile("(?i)"+regexp.QuoteMeta(secret)).ReplaceAllLiteralString(message, "***")
 		}
 	}
 	return fault.New(fault.Invalid, "%s", message).WithCode(f.Code).On(f.Field)
@@ -152,10 +154,33 @@ func withoutValues(err error, values json.RawMessage) error {
 // parts of other words.
 const minSecret = 4
 
-// texts lists the strings in v that may be secrets, the longest first.
+// secrets lists what may be secret in values, the longest first, as it is and
+// as Python and JSON quote it.
+func secrets(values json.RawMessage) []string {
+	var all any
+	dec := json.NewDecoder(bytes.NewReader(values))
+	dec.UseNumber()
+	if dec.Decode(&all) != nil {
+		return nil
+	}
+	var out []string
+	for _, text := range texts(all) {
+		escaped := escapes.Replace(text)
+		out = append(out, text, escaped, strings.ReplaceAll(escaped, `"`, `\"`), strings.ReplaceAll(escaped, `'`, `\'`))
+	}
+	slices.SortFunc(out, func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) })
+	return slices.Compact(out)
+}
+
+// escapes are what Python and JSON both write in quotes.
+var escapes = strings.NewReplacer(`\`, `\\`, "\n", `\n`, "\r", `\r`, "\t", `\t`)
+
+// texts lists the strings and the numbers in v that are long enough.
 func texts(v any) []string {
 	var out []string
 	switch v := v.(type) {
+	case json.Number:
+		return texts(v.String())
 	case string:
 		if len(v) >= minSecret {
 			out = append(out, v)
@@ -169,7 +194,6 @@ func texts(v any) []string {
 			out = append(out, texts(item)...)
 		}
 	}
-	slices.SortFunc(out, func(a, b string) int { return len(b) - len(a) })
 	return out
 }
 

@@ -115,7 +115,8 @@ const (
 
 	valvesOfTool = `SELECT valves FROM tools WHERE workspace_id = $1 AND id = $2`
 	putValves    = `
-		UPDATE tools SET valves = $3, updated_at = $4, spoken = COALESCE($5, spoken) WHERE workspace_id = $1 AND id = $2`
+		UPDATE tools SET valves = $3, updated_at = $4, spoken = COALESCE($5, spoken)
+		WHERE workspace_id = $1 AND id = $2 AND revision = $6`
 	valvesOfUser  = `SELECT valves FROM tool_user_valves WHERE workspace_id = $1 AND tool_id = $2 AND user_id = $3`
 	putUserValves = `
 		INSERT INTO tool_user_valves (workspace_id, tool_id, user_id, valves, updated_at) VALUES ($1, $2, $3, $4, $5)
@@ -200,7 +201,7 @@ func (db *DB) UpdatePythonTool(ctx context.Context, t pytool.Tool, revision int6
 			return missing(err, "Python tool", t.ID)
 		}
 		if now != revision {
-			return fault.New(fault.Conflict, "the tool was changed meanwhile; read it again")
+			return errToolChanged()
 		}
 		_, err := tx.ExecContext(ctx, updatePythonTool, t.Workspace, t.ID, t.Name, t.Content, string(t.Specs), t.Description,
 			string(t.Manifest), orNull(t.Valves), orNull(t.UserValves), t.Citation, t.FileHandler, t.Revision, micros(t.UpdatedAt), revision,
@@ -214,6 +215,10 @@ func (db *DB) UpdatePythonTool(ctx context.Context, t pytool.Tool, revision int6
 		return recorded(ctx, tx, err, e)
 	})
 	return t, err
+}
+
+func errToolChanged() error {
+	return fault.New(fault.Conflict, "the tool was changed meanwhile; read it again")
 }
 
 // PutGrants replaces the grants of a tool.
@@ -264,7 +269,8 @@ func (db *DB) Valves(ctx context.Context, workspace, id string) ([]byte, error) 
 	return sealed, nil
 }
 
-// PutValves sets a tool, which counts as a change of it at e.At.
+// PutValves sets a tool, which counts as a change of it at e.At, when it is of
+// t's revision; else it is a Conflict.
 func (db *DB) PutValves(ctx context.Context, t pytool.Tool, sealed []byte, e audit.Event) error {
 	var spoken *string // nil: stays
 	if t.Spoken != nil {
@@ -272,7 +278,14 @@ func (db *DB) PutValves(ctx context.Context, t pytool.Tool, sealed []byte, e aud
 		spoken = &text
 	}
 	return db.tx(ctx, func(ctx context.Context, tx statements) error {
-		err := changed(ctx, tx, "Python tool", t.ID, putValves, t.Workspace, t.ID, sealed, micros(e.At), spoken)
+		var now int64
+		if err := sqlx.GetContext(ctx, tx, &now, revisionOfPythonTool, t.Workspace, t.ID); err != nil {
+			return missing(err, "Python tool", t.ID)
+		}
+		err := changed(ctx, tx, "Python tool", t.ID, putValves, t.Workspace, t.ID, sealed, micros(e.At), spoken, t.Revision)
+		if fault.Is(err, fault.NotFound) {
+			err = errToolChanged()
+		}
 		return recorded(ctx, tx, err, e)
 	})
 }

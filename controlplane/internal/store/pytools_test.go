@@ -154,6 +154,12 @@ func TestAPythonToolIsChangedByOneAtATime(t *testing.T) {
 		if _, err := db.UpdatePythonTool(ctx, stale, before.Revision, event("default", "x")); !wants(err, fault.Conflict) {
 			t.Errorf("got %v", err)
 		}
+		if err := db.PutValves(ctx, stale, []byte("x"), event("default", "x")); !wants(err, fault.Conflict) {
+			t.Errorf("the valves of another source: got %v", err)
+		}
+		if sealed, err := db.Valves(ctx, "default", "t"); err != nil || sealed != nil {
+			t.Errorf("they were stored: %q, %v", sealed, err)
+		}
 		if err := s.Delete(ctx, admin, "t"); err != nil {
 			t.Fatal(err)
 		}
