@@ -28,7 +28,10 @@ sockets=$dir
 if ((${#dir} > 80)); then sockets=$(mktemp -d); fi
 export CONTAINERD_ADDRESS=$sockets/containerd.sock
 
-daemon='' work=''
+daemon='' keeper='' work=''
+
+# How the command line of the daemon begins.
+itself="^containerd -c $dir/config.toml "
 
 # processes PATTERN: the pids whose command line matches.
 processes() {
@@ -91,10 +94,15 @@ finish() {
 		kill -TERM "$work" 2>/dev/null || true
 		wait "$work" 2>/dev/null || true
 	fi
+	if [[ -n $keeper ]]; then
+		kill -KILL "$keeper" 2>/dev/null || true
+		wait "$keeper" 2>/dev/null || true
+	fi
 	if [[ -n $daemon ]]; then
-		if kill -0 "$daemon" 2>/dev/null; then remove_containers >/dev/null 2>&1 || true; fi
-		stop "$daemon"
-		wait "$daemon" 2>/dev/null || true
+		local running
+		running=$(processes "$itself")
+		if [[ -n $running ]]; then remove_containers >/dev/null 2>&1 || true; fi
+		for daemon in $running; do stop "$daemon"; done
 		remove_leftovers >/dev/null 2>&1 || true
 	fi
 	rm -f "$sockets"/containerd.sock{,.ttrpc}
@@ -134,12 +142,26 @@ disabled_plugins = [
 TEXT
 
 # One that outlived a script that was killed; its containers live on.
-for orphan in $(processes "^containerd -c $dir/config.toml "); do stop "$orphan"; done
+for orphan in $(processes "$itself"); do stop "$orphan"; done
 
 # Of its own process group, as the command, so that Ctrl-C reaches this script
 # alone, which passes it on once.
-setsid containerd -c "$dir/config.toml" >>"$dir/containerd.log" 2>&1 9>&- &
-daemon=$!
+start() {
+	setsid containerd -c "$dir/config.toml" >>"$dir/containerd.log" 2>&1 9>&- &
+	daemon=$!
+}
+
+# keep starts containerd again when it ended, as a machine's init would.
+keep() {
+	while sleep 0.5; do
+		if ! kill -0 "$daemon" 2>/dev/null; then
+			echo "containerd ended and is started again; its log is $dir/containerd.log." >&2
+			start
+		fi
+	done
+}
+
+start
 trap 'exit 143' HUP INT TERM
 for ((i = 0; ; i++)); do
 	if timeout 5 ctr version >/dev/null 2>&1; then break; fi
@@ -151,6 +173,8 @@ for ((i = 0; ; i++)); do
 	sleep 0.1
 done
 
+keep 9>&- &
+keeper=$!
 trap 'kill -TERM "$work" 2>/dev/null || true' HUP INT TERM
 setsid "$@" 9>&- &
 work=$!

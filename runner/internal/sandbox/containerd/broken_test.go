@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -456,7 +457,7 @@ func TestSpares(t *testing.T) {
 				}
 				unique("uid", lines[0], id)
 				unique("network namespace", lines[1], id)
-				unique("init", string(rune(box.InitPID(s))), id)
+				unique("init", strconv.Itoa(box.InitPID(s)), id)
 			})
 		}
 		wait.Wait()
