@@ -151,9 +151,10 @@ start() {
 	daemon=$!
 }
 
-# keep starts containerd again when it ended, as a machine's init would.
+# keep starts containerd again when it ended, as a machine's init would, for as
+# long as this script lives.
 keep() {
-	while sleep 0.5; do
+	while sleep 0.5 && kill -0 $$ 2>/dev/null; do
 		if ! kill -0 "$daemon" 2>/dev/null; then
 			echo "containerd ended and is started again; its log is $dir/containerd.log." >&2
 			start

@@ -120,3 +120,60 @@ func (s *stack) containers() int {
 	}
 	return len(strings.Fields(string(out)))
 }
+
+// TestAPrivateContainerdComesBack kills the one of make up, which has nobody
+// else to start it again.
+func TestAPrivateContainerdComesBack(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("a private containerd needs root")
+	}
+	dir := t.TempDir()
+	cmd := exec.Command("../../scripts/containerd.sh", dir, "bash", "-c", `
+		set -e
+		ctr containers create --rootfs /nonexistent kept true
+		for pid in $(cat /proc/$PPID/task/*/children); do
+			if [[ $(cat /proc/$pid/comm) == containerd ]]; then kill -KILL $pid; killed=yes; fi
+		done
+		[[ $killed == yes ]]
+		for ((i = 0; i < 100; i++)); do
+			sleep 0.2
+			if [[ $(timeout 5 ctr containers ls -q) == kept ]]; then exit 42; fi
+		done`)
+	out, err := cmd.CombinedOutput()
+	if code := cmd.ProcessState.ExitCode(); code != 42 {
+		t.Errorf("exit code %d, %v: %s", code, err, out)
+	}
+	if !strings.Contains(string(out), "containerd ended and is started again") {
+		t.Errorf("it said nothing: %s", out)
+	}
+	left, err := exec.Command("pgrep", "-f", "containerd.* "+dir+"/").Output()
+	if len(left) > 0 {
+		t.Errorf("processes %s are left, %v", left, err)
+	}
+}
+
+// TestAPrivateContainerdAfterAKill kills the script of make up itself; what it
+// left must not come back beside the next one's.
+func TestAPrivateContainerdAfterAKill(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("a private containerd needs root")
+	}
+	dir := t.TempDir()
+	first := exec.Command("../../scripts/containerd.sh", dir, "bash", "-c", "kill -KILL $PPID")
+	if out, _ := first.CombinedOutput(); first.ProcessState.Exited() {
+		t.Fatalf("it was not killed: %s", out)
+	}
+	next := exec.Command("../../scripts/containerd.sh", dir, "bash", "-c", `
+		sleep 3
+		for cmdline in /proc/[0-9]*/cmdline; do
+			if tr '\0' ' ' 2>/dev/null <$cmdline | grep -q "^containerd -c $0/"; then echo one; fi
+		done`, dir)
+	out, err := next.CombinedOutput()
+	if err != nil || string(out) != "one\n" {
+		t.Errorf("got %q, %v; want one containerd and no word of another", out, err)
+	}
+	left, err := exec.Command("pgrep", "-f", "containerd.* "+dir+"/").Output()
+	if len(left) > 0 {
+		t.Errorf("processes %s are left, %v", left, err)
+	}
+}
