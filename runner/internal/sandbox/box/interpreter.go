@@ -44,7 +44,7 @@ _run()
 const (
 	warmAfter    = 20 * time.Millisecond  // the end of the first Python call: the sandbox may be closing
 	warmWait     = 100 * time.Millisecond // how long a call waits for its process to be forked
-	warmMemory   = 64 << 20               // what a sandbox must have at least
+	warmMemory   = 256 << 20              // what a sandbox must have at least: the interpreter takes some 21 MiB of it
 	warmFailures = 3                      // forks that failed, after which there are no more
 )
 
