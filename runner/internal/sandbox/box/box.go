@@ -334,7 +334,7 @@ func (x *box) limitPIDs() error {
 	if x.group.CallsFD() < 0 {
 		ours++
 	}
-	if x.python.asked {
+	if x.python.started {
 		ours++
 	}
 	return x.group.SetPIDs(x.pidsLimit + ours)

@@ -50,7 +50,8 @@ const (
 
 // interpreter is the warm one of a sandbox; the box's mu guards it.
 type interpreter struct {
-	asked    bool
+	asked    bool // to be started, soon
+	started  bool
 	up       bool        // it has forked a call
 	fork     *supervisor // has no call yet; nil: none
 	failures int
@@ -123,6 +124,10 @@ func (x *box) startWarm() error {
 	defer x.mu.Unlock()
 	if x.dead {
 		return sandbox.ErrClosed
+	}
+	x.python.started = true
+	if err := x.limitPIDs(); err != nil {
+		return err
 	}
 	if err := x.guest.Control.send(packet, int(program.Fd())); err != nil {
 		return err

@@ -15,13 +15,16 @@ import (
 // warmPython is a box.Config with warm interpreters.
 func warmPython(cfg *box.Config) { cfg.WarmPython = true }
 
+// roomy is a policy that has room for a warm interpreter.
+func roomy(p *sandbox.Policy) { p.MemoryMB = 512 }
+
 // fromWarm ends well in a process that a warm interpreter has forked.
 const fromWarm = "import sys; sys.exit('asyncio' not in sys.modules)"
 
 // warmed is a sandbox whose interpreter has forked a call.
 func warmed(t testing.TB, b *box.Backend) sandbox.Sandbox {
 	t.Helper()
-	s := start(t, b)
+	s := sandboxtest.Start(t, b, roomy)
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		if r := sandboxtest.Exec(t, s, sandboxtest.Python(fromWarm)); r.Exit.Code == 0 {
 			return s
@@ -69,7 +72,7 @@ print(subprocess.run([sys.executable, "-c", "import json; print(json.mine)"], ca
 // WarmPython holds calls that are forked from a warm interpreter to what is so
 // of those that start one.
 func WarmPython(t *testing.T, make New) {
-	cold := start(t, Make(t, make))
+	cold := sandboxtest.Start(t, Make(t, make), roomy)
 	warm := warmed(t, Make(t, make, warmPython))
 	for _, name := range []string{
 		"process", "interpreter", "an exception", "no syntax", "an exit code", "an exit message",
