@@ -57,8 +57,8 @@ func boxConfig(cfg config.Config, dir, id string, log *slog.Logger) (box.Config,
 	}
 	packages := ""
 	if cfg.PackageIndex != "" {
-		packages = layer.Dir(cfg.RunnerDataDir)
-		if err := layer.Prepare(cfg.RunnerDataDir); err != nil {
+		packages = layer.Dir(dir)
+		if err := layer.Prepare(dir); err != nil {
 			return box.Config{}, err
 		}
 	}

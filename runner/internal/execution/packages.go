@@ -32,7 +32,7 @@ const (
 	maxRequirements = 64
 	maxRequirement  = 256 // bytes of one
 	lookTime        = 20 * time.Second
-	maxLooks        = 1024 // that are remembered
+	maxLooks        = 256 // that a session remembers
 	keptErrors      = 16 << 10
 )
 
@@ -48,15 +48,8 @@ type Packages struct {
 	once  sync.Once
 	turns chan struct{}
 
-	mu    sync.Mutex
-	n     int
-	looks map[look]harness.Lacking
-}
-
-// look is a source in an image.
-type look struct {
-	content [sha256.Size]byte
-	image   string
+	mu sync.Mutex
+	n  int
 }
 
 // requirement is a name with extras, version specifiers and a marker, as PEP
@@ -134,13 +127,13 @@ func (s *Service) packages(c *call, t tool) (*layer.Lease, error) {
 }
 
 // lacking asks the sandbox's interpreter what it lacks; nothing of the tool is
-// loaded for that. What it said of a source before counts.
+// loaded for that. What it said of a source before counts in this session
+// only: other programs of the sandbox could have put the words into its mouth.
 func (s *Service) lacking(c *call, t tool) (harness.Lacking, error) {
-	p := s.Packages
-	key := look{sha256.Sum256([]byte(t.Content)), c.session.box.Info().ImageDigest}
-	p.mu.Lock()
-	known, ok := p.looks[key]
-	p.mu.Unlock()
+	source := sha256.Sum256([]byte(t.Content))
+	s.mu.Lock()
+	known, ok := c.session.looks[source]
+	s.mu.Unlock()
 	if ok {
 		return known, nil
 	}
@@ -162,12 +155,12 @@ func (s *Service) lacking(c *call, t tool) (harness.Lacking, error) {
 	if err != nil {
 		return found, err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.looks == nil || len(p.looks) >= maxLooks {
-		p.looks = map[look]harness.Lacking{}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(c.session.looks) >= maxLooks {
+		clear(c.session.looks)
 	}
-	p.looks[key] = found
+	c.session.looks[source] = found
 	return found, nil
 }
 

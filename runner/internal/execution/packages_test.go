@@ -109,6 +109,21 @@ func TestWhatAToolRequiresIsInstalledOnce(t *testing.T) {
 	if r.looked != 2 || r.installed != 1 {
 		t.Errorf("looked %d times, installed %d times", r.looked, r.installed)
 	}
+	// What one session's sandbox said is not another's business.
+	r.live(t, "ses_2")
+	for r.inbox.count(wire.SessionStarted, "") < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	o := callOrder("ses_2", 1, "call_other", "")
+	script, err := strictjson.Encode(wire.ToolRequest{Op: wire.ToolCall, ID: "t", Content: requiring, Function: "f"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Call.Program, o.Call.Script, o.Call.InArgv = wire.PythonTool, script, false
+	r.begin(t, o)
+	if done := r.inbox.wait(t, wire.CallDone, "call_other").Done; done.Status != "ok" || r.looked != 3 || r.installed != 1 {
+		t.Errorf("got %+v; looked %d times, installed %d times", done, r.looked, r.installed)
+	}
 	var got struct {
 		Index, Plain string
 		Requirements []string
@@ -120,7 +135,7 @@ func TestWhatAToolRequiresIsInstalledOnce(t *testing.T) {
 	if !slices.Equal(spec.Policy.NetworkAllowlist, []string{"127.0.0.1:8080"}) || !slices.Equal(spec.PrivateAllow, []string{"127.0.0.1"}) {
 		t.Errorf("the sandbox is %+v", spec)
 	}
-	if n := r.machine.left(); n != 1 {
+	if n := r.machine.left(); n != 2 {
 		t.Errorf("%d sandboxes are left", n)
 	}
 }

@@ -2,11 +2,13 @@ package execution
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"sync"
 	"time"
 
+	"github.com/bigwave/bigwave/runner/internal/harness"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 	"github.com/bigwave/bigwave/shared/fault"
 	"github.com/bigwave/bigwave/shared/wire"
@@ -29,11 +31,16 @@ type session struct {
 	box  sandbox.Sandbox // nil: not yet
 	gone bool            // takes no calls any more
 	open map[string]*call
+
+	looks map[[sha256.Size]byte]harness.Lacking // by a tool's source
 }
 
 func newSession(held wire.Held, o wire.Order) *session {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	return &session{held: held, workspace: o.Workspace, start: *o.Start, ctx: ctx, cancel: cancel, open: map[string]*call{}}
+	return &session{
+		held: held, workspace: o.Workspace, start: *o.Start, ctx: ctx, cancel: cancel, open: map[string]*call{},
+		looks: map[[sha256.Size]byte]harness.Lacking{},
+	}
 }
 
 // live reports whether the session takes calls.
