@@ -128,11 +128,16 @@ func TestRequirementsAreInstalledFromTheIndex(t *testing.T) {
 		t.Errorf("the index was asked %d more times", asked.Load()-n)
 	}
 
-	// The way to the index is the installation's alone.
+	// The way to the index is the installation's alone: no policy can have it.
+	host := strings.TrimPrefix(index.URL, "http://")
+	s.put("/admin/sandbox/policy", policy(object{"network_allowlist": []string{host}})).want(400)
 	call := s.run(s.session(), object{"id": "x", "name": "shell_exec", "arguments": object{
 		"command": "curl -sS --max-time 5 " + index.URL + "/simple/bigwavegreet/",
 	}}).list("calls")[0]
 	wantStatus(t, call, "error")
+	if !strings.Contains(call.str("stderr"), "curl: (") {
+		t.Errorf("got %v", call)
+	}
 	if asked.Load() != n {
 		t.Error("a session's sandbox reached the index")
 	}
