@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -110,13 +112,55 @@ func TestAKilledRunnerLeavesNoContainer(t *testing.T) {
 	wantStatus(t, s.run(s.session(), object{"id": "y", "name": "shell_exec", "arguments": object{"command": "true"}}).list("calls")[0], "ok")
 }
 
+// TestAStoppedDoctorLeavesNoContainer ends one while it has a container: by
+// Ctrl-C it removes that itself, and after a kill the next one does.
+func TestAStoppedDoctorLeavesNoContainer(t *testing.T) {
+	env := slices.Concat(onContainers(t), []string{"PATH=" + os.Getenv("PATH"), "BIGWAVE_DATA_DIR=" + t.TempDir()})
+	doctor := func() *exec.Cmd {
+		cmd := exec.Command(filepath.Join(bin, "bigwave-runner"), "doctor")
+		cmd.Env = env
+		return cmd
+	}
+	owned := func() int { return containersOf(t, "doctor") }
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
+		cmd := doctor()
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, 20*time.Second, "it has a container", func() error {
+			if owned() == 0 {
+				return errors.New("none")
+			}
+			return nil
+		})
+		if err := errors.Join(cmd.Process.Signal(sig), cmd.Wait()); err == nil {
+			t.Errorf("%v: it says that all is well", sig)
+		}
+		if n := owned(); sig == syscall.SIGINT && n > 0 {
+			t.Errorf("%v: %d containers are left", sig, n)
+		}
+	}
+	if out, err := doctor().CombinedOutput(); err != nil {
+		t.Errorf("the next doctor: %v\n%s", err, out)
+	}
+	if n := owned(); n > 0 {
+		t.Errorf("%d containers are left", n)
+	}
+}
+
 // containers counts those of this stack's runner.
 func (s *stack) containers() int {
 	s.t.Helper()
-	ctr := exec.Command("ctr", "-a", os.Getenv("BIGWAVE_E2E_CONTAINERD"), "-n", "bigwave", "containers", "ls", "-q", `labels."io.bigwave.owner"~="^r1-"`)
+	return containersOf(s.t, "r1")
+}
+
+// containersOf counts a runner's.
+func containersOf(t *testing.T, runner string) int {
+	t.Helper()
+	ctr := exec.Command("ctr", "-a", os.Getenv("BIGWAVE_E2E_CONTAINERD"), "-n", "bigwave", "containers", "ls", "-q", `labels."io.bigwave.owner"~="^`+runner+`-"`)
 	out, err := ctr.CombinedOutput()
 	if err != nil {
-		s.t.Fatal(errors.Join(err, errors.New(string(out))))
+		t.Fatal(errors.Join(err, errors.New(string(out))))
 	}
 	return len(strings.Fields(string(out)))
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -16,20 +17,24 @@ import (
 // doctor prints what this machine has of the fence. It needs no control plane
 // and no key.
 func doctor(ctx context.Context, cfg config.Config, w io.Writer) error {
-	dir, err := os.MkdirTemp("", "bigwave-doctor-") // the runner may be alive and own its directory
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
+	// The runner may be alive and own its directory. Ours is the same each time:
+	// that makes us the owner of what a doctor that was killed has left.
+	dir := cfg.RunnerDataDir + "-doctor"
+	cfg.WarmCount = 0
 	backend, err := newBackend(cfg, dir, "doctor", slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}
+	defer os.RemoveAll(dir)
+	_ = backend.Sweep(ctx) // where that fails, the table says why
 	report := backend.Check(ctx)
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	if err := backend.Close(closing); err != nil {
 		return fmt.Errorf("close the backend: %w", err)
+	}
+	if ctx.Err() != nil {
+		return errors.New("stopped before everything was looked at")
 	}
 	if err := table(w, report); err != nil {
 		return err

@@ -50,7 +50,9 @@ func command() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return doctor(c.Context(), cfg, c.OutOrStdout())
+				ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+				defer stop()
+				return doctor(ctx, cfg, c.OutOrStdout())
 			},
 		},
 		&cobra.Command{
