@@ -215,6 +215,30 @@ func TestWhatModelsAreToldFollowsTheValves(t *testing.T) {
 	if got := told(); got != "begs {api_key}" {
 		t.Errorf("once nothing is set %q", got)
 	}
+
+	// What was true with other valves is not told when the source does not load
+	// with these.
+	a.admin("POST", "/api/tools/id/t/valves/update", `{"api_key":"them"}`).want(200)
+	a.python.Fails = func(valves json.RawMessage) bool { return strings.Contains(string(valves), "nobody") }
+	a.admin("POST", "/api/tools/id/t/valves/update", `{"api_key":"nobody"}`).want(200)
+	if got := told(); got != "begs {api_key}" {
+		t.Errorf("with valves that it does not load with %q", got)
+	}
+}
+
+// A source that tells models what it is set to tells everybody who may use it,
+// but for what its author marked as secret; in the database it is sealed.
+func TestWhatModelsAreToldHoldsNoPassword(t *testing.T) {
+	a := newAPI(t)
+	source := strings.Replace(valvesTool, "api_key: str", "api_key: SecretStr", 1) + "# says forecast: key {api_key}, {retries} times\n"
+	a.admin("POST", "/api/tools/create", form("t", "T", source)).want(200)
+	a.admin("POST", "/api/tools/id/t/valves/update", `{"api_key":"hunter2hunter2","retries":717171}`).want(200)
+	if got := string(a.admin("GET", "/v1/tools?tool_ids=t", "").want(200).body); !strings.Contains(got, "key ***, 717171 times") {
+		t.Errorf("got %s", got)
+	}
+	if a.inDatabase("717171") {
+		t.Error("the database holds the value in clear")
+	}
 }
 
 func TestABrokenToolBreaksNoList(t *testing.T) {
@@ -294,24 +318,31 @@ func TestNoValueIsInTheDatabaseFile(t *testing.T) {
 	a.admin("POST", "/api/tools/create", form("t", "T", valvesTool)).want(200)
 	a.admin("POST", "/api/tools/id/t/valves/update", `{"api_key":"hunter2hunter2"}`).want(200)
 	a.admin("POST", "/api/tools/id/t/valves/user/update", `{"colour":"blue-as-the-sea"}`).want(200)
-	files, err := filepath.Glob(a.file + "*")
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
+	for _, secret := range []string{"hunter2hunter2", "blue-as-the-sea"} {
+		if a.inDatabase(secret) {
+			t.Errorf("the files hold %q", secret)
+		}
 	}
-	found := false
+}
+
+// inDatabase tells whether the database's files hold a text in clear. They
+// must hold what the tool's specs say: else the answer would mean nothing.
+func (a *api) inDatabase(text string) bool {
+	a.t.Helper()
+	files, err := filepath.Glob(a.file + "*")
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	var all []byte
 	for _, f := range files {
 		data, err := os.ReadFile(f)
 		if err != nil {
-			t.Fatal(err)
+			a.t.Fatal(err)
 		}
-		found = found || strings.Contains(string(data), "about forecast")
-		for _, secret := range []string{"hunter2hunter2", "blue-as-the-sea"} {
-			if strings.Contains(string(data), secret) {
-				t.Errorf("%s holds %q", filepath.Base(f), secret)
-			}
-		}
+		all = append(all, data...)
 	}
-	if !found {
-		t.Error("the files do not hold the tool either: the test says nothing")
+	if !strings.Contains(string(all), "about forecast") {
+		a.t.Fatal("the files do not hold the tool")
 	}
+	return strings.Contains(string(all), text)
 }

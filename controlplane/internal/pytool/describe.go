@@ -121,33 +121,39 @@ func spoken(by map[string]string) (map[string]string, error) {
 }
 
 // spokenWith is what models are told of t's functions once it is set to
-// valves; nil when the source says nothing then. It may not load: it may need
-// what a sandbox does not have, and that is for a call to say.
-func (s *Service) spokenWith(ctx context.Context, t Tool, valves json.RawMessage) map[string]string {
+// valves, sealed as those are, for it may hold them; nil when nothing takes
+// the place of t.Spoken. A source may not load then: it may need what a
+// sandbox does not have, and that is for a call to say.
+func (s *Service) spokenWith(ctx context.Context, t Tool, valves json.RawMessage) []byte {
+	if t.Valves == nil || string(valves) == string(noValues) {
+		return nil
+	}
 	d, err := s.Describer.Describe(ctx, t.source(), valves)
 	if err != nil {
 		return nil
 	}
-	out, err := spoken(d.Spoken)
+	said, err := spoken(d.Spoken)
 	if err != nil {
 		return nil
 	}
-	return out
-}
-
-// respeak takes into account what t, whose source is new, is set to.
-func (s *Service) respeak(ctx context.Context, t *Tool) error {
-	if t.Valves == nil {
+	hidden := passwords(t.Valves, valves)
+	for name, text := range said {
+		said[name] = masked(text, hidden)
+	}
+	raw, err := strictjson.Encode(said)
+	if err != nil {
 		return nil
 	}
-	valves, err := s.valves(ctx, t.Workspace, t.ID)
-	if err != nil || string(valves) == string(noValues) {
-		return err
+	return s.Vault.seal(raw, spokenPlace(t.Workspace, t.ID))
+}
+
+// told is what models are told of t's functions as it is set now.
+func (s *Service) told(ctx context.Context, t Tool) map[string]string {
+	var with map[string]string
+	if t.Sealed.Spoken == nil || strictjson.Decode(s.opened(ctx, t.Sealed.Spoken, spokenPlace(t.Workspace, t.ID)), &with) != nil {
+		return t.Spoken
 	}
-	if with := s.spokenWith(ctx, *t, valves); with != nil {
-		t.Spoken = with
-	}
-	return nil
+	return with
 }
 
 // functions reads specs; they must be a list of functions.
@@ -205,6 +211,9 @@ func failed(err error) error {
 	return fault.Wrap(err, fault.Invalid, "[ERROR: %s]", sentence(f.Message)).WithCode(f.Code).On(f.Field)
 }
 
+// ellipsis ends a text that was cut.
+const ellipsis = "…"
+
 // sentence makes the text of an exception fit to be shown: UTF-8, no NUL, not
 // endless.
 func sentence(s string) string {
@@ -213,7 +222,7 @@ func sentence(s string) string {
 		for cut > 0 && !utf8.RuneStart(s[cut]) {
 			cut--
 		}
-		s = s[:cut] + "…"
+		s = s[:cut] + ellipsis
 	}
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }

@@ -24,18 +24,26 @@ type Tool struct {
 	Content     string            // the source as its author sent it; empty in lists
 	Description *string           // nil: none was given
 	Specs       json.RawMessage   // [{name, description, parameters}], a function each
-	Spoken      map[string]string // by function: what models are told of it, when that isn't what specs say
+	Spoken      map[string]string // by function: what models are told of it, when that isn't what specs say; see Sealed
 	Manifest    json.RawMessage   // the frontmatter, an object of strings
 	Valves      json.RawMessage   // JSON schema of its valves; nil: it has none
 	UserValves  json.RawMessage   // JSON schema of what each user may set; nil: nothing
 	Citation    bool              // whether its results are cited
 	FileHandler bool              // whether it takes a chat's files itself
+	Sealed      Sealed            // empty in lists
 	Grants      []Grant
 	Revision    int64 // rises with every change of the source
 	CreatedAt   time.Time
 	UpdatedAt   time.Time
 
 	OwnedBy *User // who Owner is; nil: gone
+}
+
+// Sealed is what a tool is set to, and what follows from that, as Vault seals
+// it.
+type Sealed struct {
+	Valves []byte // nil: nothing was set
+	Spoken []byte // takes the place of Tool.Spoken; nil: nothing does
 }
 
 // User is what is shown, and told to a tool, of a user.
@@ -73,19 +81,21 @@ type Store interface {
 	// its id is taken.
 	InsertPythonTool(ctx context.Context, t Tool, e audit.Event) (Tool, error)
 	// UpdatePythonTool replaces what a change may replace, with the grants
-	// unless they are nil; a Conflict when the tool is not of that revision.
-	UpdatePythonTool(ctx context.Context, t Tool, revision int64, e audit.Event) (Tool, error)
+	// unless they are nil; a Conflict when the tool is not of before's revision
+	// or not set to before's valves any more.
+	UpdatePythonTool(ctx context.Context, t, before Tool, e audit.Event) (Tool, error)
 	PutGrants(ctx context.Context, workspace, id string, grants []Grant, e audit.Event) error
 	DeletePythonTool(ctx context.Context, workspace, id string, e audit.Event) error
 
 	// Valves returns what a tool is set to, sealed; nil: nothing.
 	Valves(ctx context.Context, workspace, id string) ([]byte, error)
-	// PutValves sets t to what is sealed, with t.Spoken unless that is nil; a
-	// Conflict when the tool is not of t's revision any more.
-	PutValves(ctx context.Context, t Tool, sealed []byte, e audit.Event) error
+	// PutValves sets t to t.Sealed; a Conflict when the tool is not of t's
+	// revision any more.
+	PutValves(ctx context.Context, t Tool, e audit.Event) error
 	// UserValves returns what a user has set a tool to, sealed; nil: nothing.
 	UserValves(ctx context.Context, workspace, id, user string) ([]byte, error)
-	PutUserValves(ctx context.Context, workspace, id, user string, sealed []byte, e audit.Event) error
+	// PutUserValves sets t for one user, as PutValves does.
+	PutUserValves(ctx context.Context, t Tool, user string, sealed []byte, e audit.Event) error
 }
 
 // People knows what a caller may and which groups it is in.

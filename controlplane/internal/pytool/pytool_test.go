@@ -109,6 +109,10 @@ func TestErrorsDoNotRepeatValues(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	cause := fault.New(fault.Unavailable, "no runner")
+	err = withoutValues(fault.New(fault.Invalid, "[ERROR: it was sword"+ellipsis), values)
+	if got := fault.From(err).Message; got != "[ERROR: it was ***"+ellipsis {
+		t.Errorf("cut within a value: %s", got)
+	}
 	if got := withoutValues(cause, values); got != error(cause) {
 		t.Errorf("got %v", got)
 	}

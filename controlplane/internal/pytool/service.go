@@ -162,13 +162,11 @@ func (s *Service) Update(ctx context.Context, p identity.Principal, id string, f
 	if f.Content != t.Content && !may.Tools && !may.ToolsImport {
 		return Tool{}, unauthorized()
 	}
-	before, kept := t.Revision, t.Grants
+	before := t
 	if t, err = s.filled(ctx, t, f); err != nil {
 		return Tool{}, err
 	}
-	if err := s.respeak(ctx, &t); err != nil {
-		return Tool{}, err
-	}
+	t.Sealed.Spoken = s.spokenWith(ctx, t, s.valvesOf(ctx, t))
 	t.Grants = nil // those that are there stay
 	if f.GrantsGiven {
 		t.Grants = s.grants(f.Grants, may.PublicTools)
@@ -178,7 +176,7 @@ func (s *Service) Update(ctx context.Context, p identity.Principal, id string, f
 		return Tool{}, notFound()
 	}
 	if !f.GrantsGiven {
-		t.Grants = kept
+		t.Grants = before.Grants
 	}
 	return t, err
 }

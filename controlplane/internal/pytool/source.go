@@ -39,7 +39,7 @@ func (s *Service) Pin(ctx context.Context, p identity.Principal, ids []string) (
 		if err != nil {
 			return nil, nil, err
 		}
-		more, err := t.offer()
+		more, err := t.offer(s.told(ctx, t))
 		if err != nil {
 			return nil, nil, err
 		}
@@ -62,7 +62,7 @@ func (s *Service) Pinned(ctx context.Context, workspace string, pins []tool.Pin)
 		if err != nil {
 			return nil, err
 		}
-		more, err := t.offer()
+		more, err := t.offer(s.told(ctx, t))
 		if err != nil {
 			return nil, err
 		}
@@ -73,9 +73,9 @@ func (s *Service) Pinned(ctx context.Context, workspace string, pins []tool.Pin)
 
 func (t Tool) pin() tool.Pin { return tool.Pin{ID: t.ID, Revision: t.Revision} }
 
-// offer is t's functions as tools. Of two with one name the source's own
-// attribute of that name is called, so there is one.
-func (t Tool) offer() ([]tool.Tool, error) {
+// offer is t's functions as tools, described as told says. Of two with one
+// name the source's own attribute of that name is called, so there is one.
+func (t Tool) offer(told map[string]string) ([]tool.Tool, error) {
 	all, err := functions(t.Specs)
 	if err != nil {
 		return nil, err
@@ -86,7 +86,7 @@ func (t Tool) offer() ([]tool.Tool, error) {
 		if slices.ContainsFunc(all[:i], func(o Function) bool { return o.Name == f.Name }) {
 			continue
 		}
-		description, ok := t.Spoken[f.Name]
+		description, ok := told[f.Name]
 		if !ok {
 			description = f.Description
 		}

@@ -29,7 +29,7 @@ func (s *Service) Valves(ctx context.Context, p identity.Principal, id string) (
 	if err != nil {
 		return nil, err
 	}
-	return s.valves(ctx, t.Workspace, t.ID)
+	return s.valvesOf(ctx, t), nil
 }
 
 // ValvesSchema returns the JSON schema of a tool's valves; nil: it has none.
@@ -52,16 +52,11 @@ func (s *Service) SetValves(ctx context.Context, p identity.Principal, id string
 	if err != nil {
 		return nil, err
 	}
-	before, err := s.Store.Valves(ctx, t.Workspace, t.ID)
-	if err != nil {
-		return nil, found(err)
-	}
-	sealed, err := s.reseal(before, set, toolPlace(t.Workspace, t.ID))
-	if err != nil {
+	if t.Sealed.Valves, err = s.reseal(t.Sealed.Valves, set, valvesPlace(t.Workspace, t.ID)); err != nil {
 		return nil, err
 	}
-	t.Spoken = s.spokenWith(ctx, t, set)
-	return set, found(s.Store.PutValves(ctx, t, sealed, s.event(p, audit.PythonToolValves, t.ID, "")))
+	t.Sealed.Spoken = s.spokenWith(ctx, t, set)
+	return set, found(s.Store.PutValves(ctx, t, s.event(p, audit.PythonToolValves, t.ID, "")))
 }
 
 // UserValves returns what p has set a tool to that it may use.
@@ -100,7 +95,7 @@ func (s *Service) SetUserValves(ctx context.Context, p identity.Principal, id st
 	if err != nil {
 		return nil, err
 	}
-	return set, found(s.Store.PutUserValves(ctx, t.Workspace, t.ID, p.UserID, sealed, s.event(p, audit.PythonToolUserValves, t.ID, "")))
+	return set, found(s.Store.PutUserValves(ctx, t, p.UserID, sealed, s.event(p, audit.PythonToolUserValves, t.ID, "")))
 }
 
 func (s *Service) readable(ctx context.Context, p identity.Principal, id string) (Tool, error) {
@@ -140,14 +135,30 @@ func withoutValues(err error, values json.RawMessage) error {
 		return err
 	}
 	f := fault.From(err)
-	message := inputValue.ReplaceAllString(f.Message, "$1")
-	for _, secret := range secrets(values) {
+	message := masked(inputValue.ReplaceAllString(f.Message, "$1"), secrets(values))
+	return fault.New(fault.Invalid, "%s", message).WithCode(f.Code).On(f.Field)
+}
+
+// masked is text without what is secret, also where text was cut within it.
+func masked(text string, secrets []string) string {
+	for _, secret := range secrets {
 		// Most are not there, and looking for them is cheap.
-		if strings.Contains(message, secret) || strings.Contains(strings.ToLower(message), strings.ToLower(secret)) {
-			message = regexp.MustCompile("(?i)"+regexp.QuoteMeta(secret)).ReplaceAllLiteralString(message, "***")
+		if strings.Contains(text, secret) || strings.Contains(strings.ToLower(text), strings.ToLower(secret)) {
+			text = regexp.MustCompile("(?i)"+regexp.QuoteMeta(secret)).ReplaceAllLiteralString(text, "***")
 		}
 	}
-	return fault.New(fault.Invalid, "%s", message).WithCode(f.Code).On(f.Field)
+	whole, cut := strings.CutSuffix(text, ellipsis)
+	if !cut {
+		return text
+	}
+	for _, secret := range secrets {
+		for n := min(len(secret), len(whole)); n >= minSecret; n-- {
+			if rest, ok := strings.CutSuffix(whole, secret[:n]); ok {
+				return rest + "***" + ellipsis
+			}
+		}
+	}
+	return text
 }
 
 // minSecret is the shortest text that is taken for a secret: shorter ones are
@@ -175,6 +186,29 @@ func secrets(values json.RawMessage) []string {
 // escapes are what Python and JSON both write in quotes.
 var escapes = strings.NewReplacer(`\`, `\\`, "\n", `\n`, "\r", `\r`, "\t", `\t`)
 
+// passwords lists what may be secret in the values of fields that their schema
+// has hidden from who types them.
+func passwords(schema, values json.RawMessage) []string {
+	var fields struct {
+		Properties map[string]json.RawMessage `json:"properties"`
+	}
+	var set Values
+	if json.Unmarshal(schema, &fields) != nil || json.Unmarshal(values, &set) != nil {
+		return nil
+	}
+	var out []string
+	for name, value := range set {
+		if hidden.Match(fields.Properties[name]) {
+			out = append(out, secrets(value)...)
+		}
+	}
+	return out
+}
+
+// hidden is how the schema of a field says so: pydantic's SecretStr, and what
+// forms are told to show as a password.
+var hidden = regexp.MustCompile(`"(format|type)":\s*"password"|"writeOnly":\s*true`)
+
 // texts lists the strings and the numbers in v that are long enough.
 func texts(v any) []string {
 	var out []string
@@ -197,7 +231,8 @@ func texts(v any) []string {
 	return out
 }
 
-func toolPlace(workspace, tool string) place { return place{WhichValves, workspace, tool, ""} }
+func valvesPlace(workspace, tool string) place { return place{WhichValves, workspace, tool, ""} }
+func spokenPlace(workspace, tool string) place { return place{"spoken", workspace, tool, ""} }
 func userPlace(workspace, tool, user string) place {
 	return place{WhichUserValves, workspace, tool, user}
 }
@@ -207,7 +242,12 @@ func (s *Service) valves(ctx context.Context, workspace, id string) (json.RawMes
 	if err != nil {
 		return nil, found(err)
 	}
-	return s.opened(ctx, sealed, toolPlace(workspace, id)), nil
+	return s.opened(ctx, sealed, valvesPlace(workspace, id)), nil
+}
+
+// valvesOf is valves of a tool that was read whole.
+func (s *Service) valvesOf(ctx context.Context, t Tool) json.RawMessage {
+	return s.opened(ctx, t.Sealed.Valves, valvesPlace(t.Workspace, t.ID))
 }
 
 func (s *Service) userValves(ctx context.Context, workspace, id, user string) (json.RawMessage, error) {

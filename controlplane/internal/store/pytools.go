@@ -29,6 +29,8 @@ type pythonToolRow struct {
 	Revision    int64            `db:"revision"`
 	CreatedAt   int64            `db:"created_at"`
 	UpdatedAt   int64            `db:"updated_at"`
+	Set         []byte           `db:"valves"`
+	SpokenSet   []byte           `db:"spoken_set"`
 	OwnerName   sql.Null[string] `db:"owner_name"`
 	OwnerRole   sql.Null[string] `db:"owner_role"`
 }
@@ -38,7 +40,8 @@ func (r pythonToolRow) tool() pytool.Tool {
 		Workspace: r.Workspace, ID: r.ID, Owner: r.Owner, Name: r.Name, Content: r.Content,
 		Specs: json.RawMessage(r.Specs), Spoken: pairs(r.Spoken), Manifest: json.RawMessage(r.Manifest),
 		Valves: optional(r.Valves), UserValves: optional(r.UserValves),
-		Citation: r.Citation, FileHandler: r.FileHandler, Revision: r.Revision, Grants: []pytool.Grant{},
+		Citation: r.Citation, FileHandler: r.FileHandler, Sealed: pytool.Sealed{Valves: r.Set, Spoken: r.SpokenSet},
+		Revision: r.Revision, Grants: []pytool.Grant{},
 		CreatedAt: instant(r.CreatedAt), UpdatedAt: instant(r.UpdatedAt),
 	}
 	if r.Description.Valid {
@@ -90,15 +93,17 @@ const (
 		WHERE t.workspace_id = $1`
 	pythonToolsOfWorkspace      = `SELECT '' AS content,` + pythonToolColumns + fromPythonTools + ` ORDER BY t.updated_at DESC, t.id`
 	pythonToolsWholeOfWorkspace = `SELECT t.content,` + pythonToolColumns + fromPythonTools + ` ORDER BY t.updated_at DESC, t.id`
-	pythonToolByID              = `SELECT t.content,` + pythonToolColumns + fromPythonTools + ` AND t.id = $2`
+	pythonToolByID              = `SELECT t.content, t.valves, t.spoken_set,` + pythonToolColumns + fromPythonTools + ` AND t.id = $2`
 	insertPythonTool            = `
 		INSERT INTO tools (workspace_id, id, user_id, name, content, specs, description, manifest, valves_schema,
 			user_valves_schema, citation, file_handler, revision, created_at, updated_at, spoken)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`
 	updatePythonTool = `
 		UPDATE tools SET name = $3, content = $4, specs = $5, description = $6, manifest = $7, valves_schema = $8,
-			user_valves_schema = $9, citation = $10, file_handler = $11, revision = $12, updated_at = $13, spoken = $15
-		WHERE workspace_id = $1 AND id = $2 AND revision = $14`
+			user_valves_schema = $9, citation = $10, file_handler = $11, revision = $12, updated_at = $13, spoken = $14,
+			spoken_set = $15
+		WHERE workspace_id = $1 AND id = $2 AND revision = $16 AND valves IS NOT DISTINCT FROM $17`
+	lockPythonTool       = `UPDATE tools SET revision = revision WHERE workspace_id = $1 AND id = $2 AND revision = $3`
 	revisionOfPythonTool = `SELECT revision FROM tools WHERE workspace_id = $1 AND id = $2`
 	deletePythonTool     = `DELETE FROM tools WHERE workspace_id = $1 AND id = $2`
 
@@ -115,7 +120,7 @@ const (
 
 	valvesOfTool = `SELECT valves FROM tools WHERE workspace_id = $1 AND id = $2`
 	putValves    = `
-		UPDATE tools SET valves = $3, updated_at = $4, spoken = COALESCE($5, spoken)
+		UPDATE tools SET valves = $3, updated_at = $4, spoken_set = $5
 		WHERE workspace_id = $1 AND id = $2 AND revision = $6`
 	valvesOfUser  = `SELECT valves FROM tool_user_valves WHERE workspace_id = $1 AND tool_id = $2 AND user_id = $3`
 	putUserValves = `
@@ -190,22 +195,15 @@ func (db *DB) InsertPythonTool(ctx context.Context, t pytool.Tool, e audit.Event
 }
 
 // UpdatePythonTool replaces a tool, and its grants unless they are nil, when
-// it is of that revision; else it is a Conflict.
-func (db *DB) UpdatePythonTool(ctx context.Context, t pytool.Tool, revision int64, e audit.Event) (pytool.Tool, error) {
+// it is of before's revision and set to before's valves; else it is a Conflict.
+func (db *DB) UpdatePythonTool(ctx context.Context, t, before pytool.Tool, e audit.Event) (pytool.Tool, error) {
 	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
 		if err := sqlx.GetContext(ctx, tx, &t.Revision, nextToolRevision, t.Workspace); err != nil {
 			return missing(err, "Python tool", t.ID)
 		}
-		var now int64 // the workspace's row is the lock under which tools change
-		if err := sqlx.GetContext(ctx, tx, &now, revisionOfPythonTool, t.Workspace, t.ID); err != nil {
-			return missing(err, "Python tool", t.ID)
-		}
-		if now != revision {
-			return errToolChanged()
-		}
-		_, err := tx.ExecContext(ctx, updatePythonTool, t.Workspace, t.ID, t.Name, t.Content, string(t.Specs), t.Description,
-			string(t.Manifest), orNull(t.Valves), orNull(t.UserValves), t.Citation, t.FileHandler, t.Revision, micros(t.UpdatedAt), revision,
-			pairsText(t.Spoken))
+		err := unchanged(ctx, tx, t, updatePythonTool, t.Workspace, t.ID, t.Name, t.Content, string(t.Specs), t.Description,
+			string(t.Manifest), orNull(t.Valves), orNull(t.UserValves), t.Citation, t.FileHandler, t.Revision, micros(t.UpdatedAt),
+			pairsText(t.Spoken), t.Sealed.Spoken, before.Revision, before.Sealed.Valves)
 		if err != nil {
 			return err
 		}
@@ -217,7 +215,17 @@ func (db *DB) UpdatePythonTool(ctx context.Context, t pytool.Tool, revision int6
 	return t, err
 }
 
-func errToolChanged() error {
+// unchanged is changed for a statement that finds t only as the caller read
+// it: else it is a Conflict.
+func unchanged(ctx context.Context, tx statements, t pytool.Tool, statement string, args ...any) error {
+	n, err := affected(tx.ExecContext(ctx, statement, args...))
+	if err != nil || n > 0 {
+		return err
+	}
+	var now int64
+	if err := sqlx.GetContext(ctx, tx, &now, revisionOfPythonTool, t.Workspace, t.ID); err != nil {
+		return missing(err, "Python tool", t.ID)
+	}
 	return fault.New(fault.Conflict, "the tool was changed meanwhile; read it again")
 }
 
@@ -269,23 +277,11 @@ func (db *DB) Valves(ctx context.Context, workspace, id string) ([]byte, error) 
 	return sealed, nil
 }
 
-// PutValves sets a tool, which counts as a change of it at e.At, when it is of
-// t's revision; else it is a Conflict.
-func (db *DB) PutValves(ctx context.Context, t pytool.Tool, sealed []byte, e audit.Event) error {
-	var spoken *string // nil: stays
-	if t.Spoken != nil {
-		text := pairsText(t.Spoken)
-		spoken = &text
-	}
+// PutValves sets a tool to t.Sealed, which counts as a change of it at e.At,
+// when it is of t's revision; else it is a Conflict.
+func (db *DB) PutValves(ctx context.Context, t pytool.Tool, e audit.Event) error {
 	return db.tx(ctx, func(ctx context.Context, tx statements) error {
-		var now int64
-		if err := sqlx.GetContext(ctx, tx, &now, revisionOfPythonTool, t.Workspace, t.ID); err != nil {
-			return missing(err, "Python tool", t.ID)
-		}
-		err := changed(ctx, tx, "Python tool", t.ID, putValves, t.Workspace, t.ID, sealed, micros(e.At), spoken, t.Revision)
-		if fault.Is(err, fault.NotFound) {
-			err = errToolChanged()
-		}
+		err := unchanged(ctx, tx, t, putValves, t.Workspace, t.ID, t.Sealed.Valves, micros(e.At), t.Sealed.Spoken, t.Revision)
 		return recorded(ctx, tx, err, e)
 	})
 }
@@ -299,13 +295,14 @@ func (db *DB) UserValves(ctx context.Context, workspace, id, user string) ([]byt
 	return rows[0], nil
 }
 
-// PutUserValves sets a tool for one user.
-func (db *DB) PutUserValves(ctx context.Context, workspace, id, user string, sealed []byte, e audit.Event) error {
+// PutUserValves sets a tool for one user, when it is of t's revision; else it
+// is a Conflict.
+func (db *DB) PutUserValves(ctx context.Context, t pytool.Tool, user string, sealed []byte, e audit.Event) error {
 	return db.tx(ctx, func(ctx context.Context, tx statements) error {
-		_, err := tx.ExecContext(ctx, putUserValves, workspace, id, user, sealed, micros(e.At))
-		if unreferenced(err) {
-			return fault.Wrap(err, fault.NotFound, "no Python tool %q", id)
+		if err := unchanged(ctx, tx, t, lockPythonTool, t.Workspace, t.ID, t.Revision); err != nil {
+			return err
 		}
+		_, err := tx.ExecContext(ctx, putUserValves, t.Workspace, t.ID, user, sealed, micros(e.At))
 		return recorded(ctx, tx, err, e)
 	})
 }

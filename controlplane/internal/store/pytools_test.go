@@ -151,23 +151,48 @@ func TestAPythonToolIsChangedByOneAtATime(t *testing.T) {
 		}
 		stale := before
 		stale.Name = "stale"
-		if _, err := db.UpdatePythonTool(ctx, stale, before.Revision, event("default", "x")); !wants(err, fault.Conflict) {
+		stale.Sealed.Valves = []byte("x")
+		if _, err := db.UpdatePythonTool(ctx, stale, before, event("default", "x")); !wants(err, fault.Conflict) {
 			t.Errorf("got %v", err)
 		}
-		if err := db.PutValves(ctx, stale, []byte("x"), event("default", "x")); !wants(err, fault.Conflict) {
+		if err := db.PutValves(ctx, stale, event("default", "x")); !wants(err, fault.Conflict) {
 			t.Errorf("the valves of another source: got %v", err)
 		}
 		if sealed, err := db.Valves(ctx, "default", "t"); err != nil || sealed != nil {
 			t.Errorf("they were stored: %q, %v", sealed, err)
 		}
+		if err := db.PutUserValves(ctx, stale, "u", []byte("x"), event("default", "x")); !wants(err, fault.Conflict) {
+			t.Errorf("a user's valves of another source: got %v", err)
+		}
+		if sealed, err := db.UserValves(ctx, "default", "t", "u"); err != nil || sealed != nil {
+			t.Errorf("a user's were stored: %q, %v", sealed, err)
+		}
+		set := after
+		set.Sealed = pytool.Sealed{Valves: []byte("v"), Spoken: []byte("s")}
+		if err := db.PutValves(ctx, set, event("default", "x")); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := db.PythonTool(ctx, "default", "t"); err != nil || string(got.Sealed.Valves) != "v" || string(got.Sealed.Spoken) != "s" {
+			t.Errorf("set it is %+v, %v", got.Sealed, err)
+		}
+		if _, err := db.UpdatePythonTool(ctx, after, after, event("default", "x")); !wants(err, fault.Conflict) {
+			t.Errorf("an update that knew other valves: got %v", err)
+		}
+		set.Sealed.Spoken = []byte("other")
+		if after, err = db.UpdatePythonTool(ctx, set, set, event("default", "x")); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := db.PythonTool(ctx, "default", "t"); err != nil || string(got.Sealed.Valves) != "v" || string(got.Sealed.Spoken) != "other" {
+			t.Errorf("updated it is %+v, %v", got.Sealed, err)
+		}
 		if err := s.Delete(ctx, admin, "t"); err != nil {
 			t.Fatal(err)
 		}
 		for name, err := range map[string]error{
-			"update":      second(db.UpdatePythonTool(ctx, stale, before.Revision, event("default", "x"))),
+			"update":      second(db.UpdatePythonTool(ctx, stale, before, event("default", "x"))),
 			"grants":      db.PutGrants(ctx, "default", "t", nil, event("default", "x")),
-			"valves":      db.PutValves(ctx, stale, []byte("x"), event("default", "x")),
-			"user valves": db.PutUserValves(ctx, "default", "t", "u", []byte("x"), event("default", "x")),
+			"valves":      db.PutValves(ctx, stale, event("default", "x")),
+			"user valves": db.PutUserValves(ctx, stale, "u", []byte("x"), event("default", "x")),
 			"delete":      db.DeletePythonTool(ctx, "default", "t", event("default", "x")),
 			"read":        second(db.PythonTool(ctx, "default", "t")),
 			"read valves": second(db.Valves(ctx, "default", "t")),
@@ -220,8 +245,10 @@ func TestValvesGoWithTheirToolUserAndWorkspace(t *testing.T) {
 			t.Errorf("another user's: %+v, %v", got, err)
 		}
 		// What is sealed for one place opens in no other.
-		if sealed, err := db.UserValves(ctx, "acme", "one", user.UserID); err != nil || db.PutUserValves(ctx, "acme", "two", user.UserID, sealed, event("default", "x")) != nil {
-			t.Fatal(err)
+		sealed, err := db.UserValves(ctx, "acme", "one", user.UserID)
+		two, terr := db.PythonTool(ctx, "acme", "two")
+		if err != nil || terr != nil || db.PutUserValves(ctx, two, user.UserID, sealed, event("default", "x")) != nil {
+			t.Fatal(err, terr)
 		}
 		if got, err := s.SettingsOf(ctx, "acme", user.UserID, "two"); err != nil || string(got.UserValves) != `{}` {
 			t.Errorf("moved to another tool: %+v, %v", got, err)

@@ -20,9 +20,10 @@ import (
 // Describer reads sources without running them. Its zero value is ready; its
 // methods may be called from several goroutines.
 type Describer struct {
-	Err         error                            // what every call answers; nil: what the source says
-	Description func(*pytool.Description)        // edits what was read; nil: nothing
-	Values      func(raw string) json.RawMessage // what validation answers; nil: what the class says
+	Err         error                             // what every call answers; nil: what the source says
+	Description func(*pytool.Description)         // edits what was read; nil: nothing
+	Fails       func(valves json.RawMessage) bool // which valves a source does not load with; nil: none
+	Values      func(raw string) json.RawMessage  // what validation answers; nil: what the class says
 
 	mu       sync.Mutex
 	contents []string
@@ -45,12 +46,12 @@ var (
 	method     = regexp.MustCompile(`(?m)^    (?:async )?def ([a-zA-Z]\w*)\(self((?:, *\w+(?:: *\w+)?)*)\)`)
 	parameter  = regexp.MustCompile(`(\w+)(?:: *(\w+))?`)
 	class      = regexp.MustCompile(`(?m)^( *)class (Valves|UserValves)\b`)
-	field      = regexp.MustCompile(`^ +(\w+): (str|int|bool)( = (.*))?$`)
+	field      = regexp.MustCompile(`^ +(\w+): (str|int|bool|SecretStr)( = (.*))?$`)
 	manifest   = regexp.MustCompile(`(?m)^([A-Za-z_]+): (.*)$`)
 	says       = regexp.MustCompile(`(?m)^# says (\w+): (.*)$`)
 	raised     = regexp.MustCompile(`(?m)^raise \w+\("(.*)"\)$`)
 	importing  = regexp.MustCompile(`(?m)^import (missing_\w+)$`)
-	schemaType = map[string]string{"str": "string", "int": "integer", "bool": "boolean"}
+	schemaType = map[string]string{"str": "string", "int": "integer", "bool": "boolean", "SecretStr": "string"}
 )
 
 // Describe implements pytool.Describer.
@@ -59,6 +60,9 @@ func (d *Describer) Describe(_ context.Context, src pytool.Source, valves json.R
 	d.ran(content)
 	if d.Err != nil {
 		return pytool.Description{}, d.Err
+	}
+	if d.Fails != nil && d.Fails(valves) {
+		return pytool.Description{}, fault.New(fault.Invalid, "it does not load with these valves")
 	}
 	if err := broken(content); err != nil {
 		return pytool.Description{}, err
@@ -170,7 +174,11 @@ func schema(content, name string) json.RawMessage {
 	}
 	properties := map[string]any{}
 	for f, kind := range all {
-		properties[f] = map[string]any{"type": schemaType[kind[0]], "title": f}
+		property := map[string]any{"type": schemaType[kind[0]], "title": f}
+		if kind[0] == "SecretStr" {
+			property["format"], property["writeOnly"] = "password", true
+		}
+		properties[f] = property
 	}
 	return encoded(map[string]any{"title": name, "type": "object", "properties": properties})
 }
@@ -219,7 +227,7 @@ func lax(kind string, value any) (any, bool) {
 		if kind == "bool" {
 			return v == "yes" || v == "true", v == "yes" || v == "no" || v == "true" || v == "false"
 		}
-		return v, kind == "str"
+		return v, kind == "str" || kind == "SecretStr"
 	case float64:
 		return int(v), kind == "int" && v == float64(int(v))
 	case bool:
