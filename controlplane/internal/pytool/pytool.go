@@ -31,6 +31,7 @@ type Tool struct {
 	Citation    bool              // whether its results are cited
 	FileHandler bool              // whether it takes a chat's files itself
 	Grants      []Grant
+	Format      int   // version of the description; see Service
 	Revision    int64 // rises with every change of the source
 	CreatedAt   time.Time
 	UpdatedAt   time.Time
@@ -75,6 +76,12 @@ type Store interface {
 	// UpdatePythonTool replaces what a change may replace, with the grants
 	// unless they are nil; a Conflict when the tool is not of that revision.
 	UpdatePythonTool(ctx context.Context, t Tool, revision int64, e audit.Event) (Tool, error)
+	// OutdatedPythonTool returns, of the tools of all workspaces in order, the
+	// first one behind after whose description is of an older format.
+	OutdatedPythonTool(ctx context.Context, format int, after Key) (Tool, error)
+	// RenewPythonTool replaces t's description alone; a Conflict when the tool
+	// was changed since t was read.
+	RenewPythonTool(ctx context.Context, t Tool, e audit.Event) error
 	PutGrants(ctx context.Context, workspace, id string, grants []Grant, e audit.Event) error
 	DeletePythonTool(ctx context.Context, workspace, id string, e audit.Event) error
 

@@ -26,6 +26,7 @@ type pythonToolRow struct {
 	UserValves  sql.Null[string] `db:"user_valves_schema"`
 	Citation    bool             `db:"citation"`
 	FileHandler bool             `db:"file_handler"`
+	DescribedBy int              `db:"described_by"`
 	Revision    int64            `db:"revision"`
 	CreatedAt   int64            `db:"created_at"`
 	UpdatedAt   int64            `db:"updated_at"`
@@ -38,7 +39,7 @@ func (r pythonToolRow) tool() pytool.Tool {
 		Workspace: r.Workspace, ID: r.ID, Owner: r.Owner, Name: r.Name, Content: r.Content,
 		Specs: json.RawMessage(r.Specs), Spoken: pairs(r.Spoken), Manifest: json.RawMessage(r.Manifest),
 		Valves: optional(r.Valves), UserValves: optional(r.UserValves),
-		Citation: r.Citation, FileHandler: r.FileHandler, Revision: r.Revision, Grants: []pytool.Grant{},
+		Citation: r.Citation, FileHandler: r.FileHandler, Format: r.DescribedBy, Revision: r.Revision, Grants: []pytool.Grant{},
 		CreatedAt: instant(r.CreatedAt), UpdatedAt: instant(r.UpdatedAt),
 	}
 	if r.Description.Valid {
@@ -84,21 +85,27 @@ func (r grantRow) grant() pytool.Grant {
 const (
 	pythonToolColumns = `
 		t.workspace_id, t.id, t.user_id, t.name, t.specs, t.spoken, t.description, t.manifest, t.valves_schema, t.user_valves_schema,
-		t.citation, t.file_handler, t.revision, t.created_at, t.updated_at, u.name AS owner_name, u.role AS owner_role`
-	fromPythonTools = `
-		FROM tools t LEFT JOIN users u ON u.id = t.user_id AND u.workspace_id = t.workspace_id
-		WHERE t.workspace_id = $1`
+		t.citation, t.file_handler, t.described_by, t.revision, t.created_at, t.updated_at, u.name AS owner_name, u.role AS owner_role`
+	allPythonTools = `
+		FROM tools t LEFT JOIN users u ON u.id = t.user_id AND u.workspace_id = t.workspace_id`
+	fromPythonTools             = allPythonTools + ` WHERE t.workspace_id = $1`
 	pythonToolsOfWorkspace      = `SELECT '' AS content,` + pythonToolColumns + fromPythonTools + ` ORDER BY t.updated_at DESC, t.id`
 	pythonToolsWholeOfWorkspace = `SELECT t.content,` + pythonToolColumns + fromPythonTools + ` ORDER BY t.updated_at DESC, t.id`
 	pythonToolByID              = `SELECT t.content,` + pythonToolColumns + fromPythonTools + ` AND t.id = $2`
-	insertPythonTool            = `
+	outdatedPythonTool          = `SELECT t.content,` + pythonToolColumns + allPythonTools + `
+		WHERE t.described_by < $1 AND (t.workspace_id, t.id) > ($2, $3) ORDER BY t.workspace_id, t.id LIMIT 1`
+	insertPythonTool = `
 		INSERT INTO tools (workspace_id, id, user_id, name, content, specs, description, manifest, valves_schema,
-			user_valves_schema, citation, file_handler, revision, created_at, updated_at, spoken)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`
+			user_valves_schema, citation, file_handler, revision, created_at, updated_at, spoken, described_by)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)`
 	updatePythonTool = `
 		UPDATE tools SET name = $3, content = $4, specs = $5, description = $6, manifest = $7, valves_schema = $8,
-			user_valves_schema = $9, citation = $10, file_handler = $11, revision = $12, updated_at = $13, spoken = $15
+			user_valves_schema = $9, citation = $10, file_handler = $11, revision = $12, updated_at = $13, spoken = $15, described_by = $16
 		WHERE workspace_id = $1 AND id = $2 AND revision = $14`
+	renewPythonTool = `
+		UPDATE tools SET specs = $3, spoken = $4, manifest = $5, valves_schema = $6, user_valves_schema = $7, citation = $8,
+			file_handler = $9, described_by = $10
+		WHERE workspace_id = $1 AND id = $2 AND revision = $11 AND updated_at = $12`
 	revisionOfPythonTool = `SELECT revision FROM tools WHERE workspace_id = $1 AND id = $2`
 	deletePythonTool     = `DELETE FROM tools WHERE workspace_id = $1 AND id = $2`
 
@@ -177,7 +184,7 @@ func (db *DB) InsertPythonTool(ctx context.Context, t pytool.Tool, e audit.Event
 		}
 		_, err := tx.ExecContext(ctx, insertPythonTool, t.Workspace, t.ID, t.Owner, t.Name, t.Content, string(t.Specs), t.Description,
 			string(t.Manifest), orNull(t.Valves), orNull(t.UserValves), t.Citation, t.FileHandler, t.Revision, micros(t.CreatedAt), micros(t.UpdatedAt),
-			pairsText(t.Spoken))
+			pairsText(t.Spoken), t.Format)
 		if duplicate(err) {
 			return fault.Wrap(err, fault.Conflict, "a Python tool %q exists already", t.ID).On("id")
 		}
@@ -205,7 +212,7 @@ func (db *DB) UpdatePythonTool(ctx context.Context, t pytool.Tool, revision int6
 		}
 		_, err := tx.ExecContext(ctx, updatePythonTool, t.Workspace, t.ID, t.Name, t.Content, string(t.Specs), t.Description,
 			string(t.Manifest), orNull(t.Valves), orNull(t.UserValves), t.Citation, t.FileHandler, t.Revision, micros(t.UpdatedAt), revision,
-			pairsText(t.Spoken))
+			pairsText(t.Spoken), t.Format)
 		if err != nil {
 			return err
 		}
@@ -215,6 +222,29 @@ func (db *DB) UpdatePythonTool(ctx context.Context, t pytool.Tool, revision int6
 		return recorded(ctx, tx, err, e)
 	})
 	return t, err
+}
+
+// OutdatedPythonTool returns the first tool behind after, by workspace and id,
+// whose description is older than format; NotFound when there is none.
+func (db *DB) OutdatedPythonTool(ctx context.Context, format int, after pytool.Key) (pytool.Tool, error) {
+	var r pythonToolRow
+	if err := db.get(ctx, &r, outdatedPythonTool, format, after.Workspace, after.ID); err != nil {
+		return pytool.Tool{}, missing(err, "outdated Python tool behind", after.ID)
+	}
+	return r.tool(), nil
+}
+
+// RenewPythonTool replaces what t says of itself, which is no change of it;
+// Conflict when it, or what it is set to, has changed since t was read.
+func (db *DB) RenewPythonTool(ctx context.Context, t pytool.Tool, e audit.Event) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
+		err := changed(ctx, tx, "Python tool", t.ID, renewPythonTool, t.Workspace, t.ID, string(t.Specs), pairsText(t.Spoken), string(t.Manifest),
+			orNull(t.Valves), orNull(t.UserValves), t.Citation, t.FileHandler, t.Format, t.Revision, micros(t.UpdatedAt))
+		if fault.Is(err, fault.NotFound) {
+			err = errToolChanged()
+		}
+		return recorded(ctx, tx, err, e)
+	})
 }
 
 func errToolChanged() error {
