@@ -52,6 +52,11 @@ type ToolError struct {
 	Module  string `json:"module,omitempty"` // the package that is missing
 }
 
+// ToolDescriptions is the version of what runners say of sources: stored
+// descriptions of an older one are made again. Whoever raises it raises
+// Version too, so that no older runner makes them.
+const ToolDescriptions = 1
+
 // ToolDescription is what a source says of itself.
 type ToolDescription struct {
 	Specs        json.RawMessage   `json:"specs"`            // [{name, description, parameters}]

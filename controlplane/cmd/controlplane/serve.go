@@ -67,6 +67,7 @@ func (p *parts) serve(ctx context.Context, listener net.Listener, grace time.Dur
 		group.Go(func() error { return p.sessions.Run(work) })
 		group.Go(func() error { return p.runs.Run(work) })
 		group.Go(func() error { return p.fleet.Run(work) })
+		group.Go(func() error { return p.renewal.Run(work) })
 		return nil
 	})
 

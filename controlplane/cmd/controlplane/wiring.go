@@ -28,6 +28,7 @@ import (
 	"github.com/bigwave/bigwave/controlplane/internal/tool/builtin"
 	"github.com/bigwave/bigwave/controlplane/internal/toolurl"
 	"github.com/bigwave/bigwave/shared/envelope"
+	protocol "github.com/bigwave/bigwave/shared/wire"
 )
 
 // parts is everything that runs.
@@ -37,6 +38,7 @@ type parts struct {
 	sessions   *session.Service
 	runs       *runs.Service
 	fleet      *fleet.Service
+	renewal    *pytool.Renewal
 	api        http.Handler
 }
 
@@ -71,7 +73,7 @@ func wire(cfg config.Config, log *slog.Logger, signer *envelope.Signer, db *stor
 		return nil, err
 	}
 	pythonTools := &pytool.Service{
-		Store: db, People: users, Vault: vault, AdminsAsked: !cfg.AdminToolAccess,
+		Store: db, People: users, Vault: vault, Format: protocol.ToolDescriptions, AdminsAsked: !cfg.AdminToolAccess,
 		Loader: &toolurl.Loader{Hosts: cfg.ToolURLHosts, GitHub: cfg.ToolURLGitHub, Raw: cfg.ToolURLRaw},
 		Now:    time.Now, NewID: newID, NewUUID: newUUID, Log: log,
 	}
@@ -99,6 +101,7 @@ func wire(cfg config.Config, log *slog.Logger, signer *envelope.Signer, db *stor
 
 	return &parts{
 		db: db, dispatcher: d, sessions: sessions, runs: run, fleet: machines,
+		renewal: &pytool.Renewal{Tools: pythonTools, Log: log},
 		api: httpapi.New(httpapi.Server{
 			Identity: users, Tools: tools, Policies: policies, Sessions: sessions, Runs: run, Fleet: machines, Audit: db,
 			PythonTools: pythonTools, Registry: registry(sources, pythonTools),

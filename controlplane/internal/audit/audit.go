@@ -49,7 +49,8 @@ const (
 	ToolPut              = "tool.put"
 	ToolDelete           = "tool.delete"
 	PythonToolCreate     = "python_tool.create"
-	PythonToolUpdate     = "python_tool.update" // Detail: the new revision's digest
+	PythonToolUpdate     = "python_tool.update"   // Detail: the new revision's digest
+	PythonToolDescribe   = "python_tool.describe" // again, by a newer platform; Detail: the revision's digest
 	PythonToolDelete     = "python_tool.delete"
 	PythonToolAccess     = "python_tool.access"
 	PythonToolValves     = "python_tool.valves"

@@ -101,7 +101,7 @@ func (s *Service) describe(ctx context.Context, t Tool) (Tool, error) {
 		return t, err
 	}
 	t.UserValves, err = schema(d.UserValves, "schema of UserValves")
-	t.Citation, t.FileHandler = d.Citation, d.FileHandler
+	t.Citation, t.FileHandler, t.Format = d.Citation, d.FileHandler, s.Format
 	return t, err
 }
 

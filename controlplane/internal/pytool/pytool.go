@@ -32,6 +32,7 @@ type Tool struct {
 	FileHandler bool              // whether it takes a chat's files itself
 	Sealed      Sealed            // empty in lists
 	Grants      []Grant
+	Format      int   // version of the description; see Service
 	Revision    int64 // rises with every change of the source
 	CreatedAt   time.Time
 	UpdatedAt   time.Time
@@ -84,6 +85,12 @@ type Store interface {
 	// unless they are nil; a Conflict when the tool is not of before's revision
 	// or not set to before's valves any more.
 	UpdatePythonTool(ctx context.Context, t, before Tool, e audit.Event) (Tool, error)
+	// OutdatedPythonTool returns, of the tools of all workspaces in order, the
+	// first one behind after whose description is of an older format.
+	OutdatedPythonTool(ctx context.Context, format int, after Key) (Tool, error)
+	// RenewPythonTool replaces t's description alone; a Conflict when the tool
+	// was changed since t was read.
+	RenewPythonTool(ctx context.Context, t Tool, e audit.Event) error
 	PutGrants(ctx context.Context, workspace, id string, grants []Grant, e audit.Event) error
 	DeletePythonTool(ctx context.Context, workspace, id string, e audit.Event) error
 

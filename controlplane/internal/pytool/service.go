@@ -21,6 +21,7 @@ type Service struct {
 	Describer   Describer
 	Loader      Loader
 	Vault       *Vault // nil: valves can't be kept
+	Format      int    // of the descriptions that Describer makes; see Renewal
 	AdminsAsked bool   // admins are listed only what they own or were granted
 	Now         func() time.Time
 	NewID       func() string // without prefix

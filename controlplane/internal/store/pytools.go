@@ -26,6 +26,7 @@ type pythonToolRow struct {
 	UserValves  sql.Null[string] `db:"user_valves_schema"`
 	Citation    bool             `db:"citation"`
 	FileHandler bool             `db:"file_handler"`
+	DescribedBy int              `db:"described_by"`
 	Revision    int64            `db:"revision"`
 	CreatedAt   int64            `db:"created_at"`
 	UpdatedAt   int64            `db:"updated_at"`
@@ -41,7 +42,7 @@ func (r pythonToolRow) tool() pytool.Tool {
 		Specs: json.RawMessage(r.Specs), Spoken: pairs(r.Spoken), Manifest: json.RawMessage(r.Manifest),
 		Valves: optional(r.Valves), UserValves: optional(r.UserValves),
 		Citation: r.Citation, FileHandler: r.FileHandler, Sealed: pytool.Sealed{Valves: r.Set, Spoken: r.SpokenSet},
-		Revision: r.Revision, Grants: []pytool.Grant{},
+		Format: r.DescribedBy, Revision: r.Revision, Grants: []pytool.Grant{},
 		CreatedAt: instant(r.CreatedAt), UpdatedAt: instant(r.UpdatedAt),
 	}
 	if r.Description.Valid {
@@ -87,22 +88,28 @@ func (r grantRow) grant() pytool.Grant {
 const (
 	pythonToolColumns = `
 		t.workspace_id, t.id, t.user_id, t.name, t.specs, t.spoken, t.description, t.manifest, t.valves_schema, t.user_valves_schema,
-		t.citation, t.file_handler, t.revision, t.created_at, t.updated_at, u.name AS owner_name, u.role AS owner_role`
-	fromPythonTools = `
-		FROM tools t LEFT JOIN users u ON u.id = t.user_id AND u.workspace_id = t.workspace_id
-		WHERE t.workspace_id = $1`
+		t.citation, t.file_handler, t.described_by, t.revision, t.created_at, t.updated_at, u.name AS owner_name, u.role AS owner_role`
+	allPythonTools = `
+		FROM tools t LEFT JOIN users u ON u.id = t.user_id AND u.workspace_id = t.workspace_id`
+	fromPythonTools             = allPythonTools + ` WHERE t.workspace_id = $1`
 	pythonToolsOfWorkspace      = `SELECT '' AS content,` + pythonToolColumns + fromPythonTools + ` ORDER BY t.updated_at DESC, t.id`
 	pythonToolsWholeOfWorkspace = `SELECT t.content,` + pythonToolColumns + fromPythonTools + ` ORDER BY t.updated_at DESC, t.id`
 	pythonToolByID              = `SELECT t.content, t.valves, t.spoken_set,` + pythonToolColumns + fromPythonTools + ` AND t.id = $2`
-	insertPythonTool            = `
+	outdatedPythonTool          = `SELECT t.content, t.valves, t.spoken_set,` + pythonToolColumns + allPythonTools + `
+		WHERE t.described_by < $1 AND (t.workspace_id, t.id) > ($2, $3) ORDER BY t.workspace_id, t.id LIMIT 1`
+	insertPythonTool = `
 		INSERT INTO tools (workspace_id, id, user_id, name, content, specs, description, manifest, valves_schema,
-			user_valves_schema, citation, file_handler, revision, created_at, updated_at, spoken)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`
+			user_valves_schema, citation, file_handler, revision, created_at, updated_at, spoken, described_by)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)`
 	updatePythonTool = `
 		UPDATE tools SET name = $3, content = $4, specs = $5, description = $6, manifest = $7, valves_schema = $8,
 			user_valves_schema = $9, citation = $10, file_handler = $11, revision = $12, updated_at = $13, spoken = $14,
-			spoken_set = $15
-		WHERE workspace_id = $1 AND id = $2 AND revision = $16 AND valves IS NOT DISTINCT FROM $17`
+			spoken_set = $15, described_by = $16
+		WHERE workspace_id = $1 AND id = $2 AND revision = $17 AND valves IS NOT DISTINCT FROM $18`
+	renewPythonTool = `
+		UPDATE tools SET specs = $3, spoken = $4, manifest = $5, valves_schema = $6, user_valves_schema = $7, citation = $8,
+			file_handler = $9, spoken_set = $10, described_by = $11
+		WHERE workspace_id = $1 AND id = $2 AND revision = $12 AND valves IS NOT DISTINCT FROM $13`
 	lockPythonTool       = `UPDATE tools SET revision = revision WHERE workspace_id = $1 AND id = $2 AND revision = $3`
 	revisionOfPythonTool = `SELECT revision FROM tools WHERE workspace_id = $1 AND id = $2`
 	deletePythonTool     = `DELETE FROM tools WHERE workspace_id = $1 AND id = $2`
@@ -182,7 +189,7 @@ func (db *DB) InsertPythonTool(ctx context.Context, t pytool.Tool, e audit.Event
 		}
 		_, err := tx.ExecContext(ctx, insertPythonTool, t.Workspace, t.ID, t.Owner, t.Name, t.Content, string(t.Specs), t.Description,
 			string(t.Manifest), orNull(t.Valves), orNull(t.UserValves), t.Citation, t.FileHandler, t.Revision, micros(t.CreatedAt), micros(t.UpdatedAt),
-			pairsText(t.Spoken))
+			pairsText(t.Spoken), t.Format)
 		if duplicate(err) {
 			return fault.Wrap(err, fault.Conflict, "a Python tool %q exists already", t.ID).On("id")
 		}
@@ -203,7 +210,7 @@ func (db *DB) UpdatePythonTool(ctx context.Context, t, before pytool.Tool, e aud
 		}
 		err := unchanged(ctx, tx, t, updatePythonTool, t.Workspace, t.ID, t.Name, t.Content, string(t.Specs), t.Description,
 			string(t.Manifest), orNull(t.Valves), orNull(t.UserValves), t.Citation, t.FileHandler, t.Revision, micros(t.UpdatedAt),
-			pairsText(t.Spoken), t.Sealed.Spoken, before.Revision, before.Sealed.Valves)
+			pairsText(t.Spoken), t.Sealed.Spoken, t.Format, before.Revision, before.Sealed.Valves)
 		if err != nil {
 			return err
 		}
@@ -213,6 +220,26 @@ func (db *DB) UpdatePythonTool(ctx context.Context, t, before pytool.Tool, e aud
 		return recorded(ctx, tx, err, e)
 	})
 	return t, err
+}
+
+// OutdatedPythonTool returns the first tool behind after, by workspace and id,
+// whose description is older than format; NotFound when there is none.
+func (db *DB) OutdatedPythonTool(ctx context.Context, format int, after pytool.Key) (pytool.Tool, error) {
+	var r pythonToolRow
+	if err := db.get(ctx, &r, outdatedPythonTool, format, after.Workspace, after.ID); err != nil {
+		return pytool.Tool{}, missing(err, "outdated Python tool behind", after.ID)
+	}
+	return r.tool(), nil
+}
+
+// RenewPythonTool replaces what t says of itself, which is no change of it;
+// Conflict when it, or what it is set to, has changed since t was read.
+func (db *DB) RenewPythonTool(ctx context.Context, t pytool.Tool, e audit.Event) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
+		err := unchanged(ctx, tx, t, renewPythonTool, t.Workspace, t.ID, string(t.Specs), pairsText(t.Spoken), string(t.Manifest),
+			orNull(t.Valves), orNull(t.UserValves), t.Citation, t.FileHandler, t.Sealed.Spoken, t.Format, t.Revision, t.Sealed.Valves)
+		return recorded(ctx, tx, err, e)
+	})
 }
 
 // unchanged is changed for a statement that finds t only as the caller read

@@ -280,3 +280,170 @@ func TestValvesGoWithTheirToolUserAndWorkspace(t *testing.T) {
 		}
 	})
 }
+
+// Tools that an older platform described, whose descriptions hold what a newer
+// one would leave out.
+func TestToolsAreDescribedAgainByANewerPlatform(t *testing.T) {
+	storetest.Run(t, func(t *testing.T, db *store.DB) {
+		s, people, clock := pythonTools(t, db)
+		ctx, admin := t.Context(), root(t, people)
+		workspace(t, people, "acme")
+		other, _ := join(t, people, "acme", "ann", identity.Admin)
+		old := func(who identity.Principal, id, content string) pytool.Tool {
+			t.Helper()
+			s.Describer = &pytooltest.Describer{Description: func(d *pytool.Description) {
+				d.Specs = json.RawMessage(`[{"name":"_helper","description":"","parameters":{}}]`)
+			}}
+			made, err := s.Create(ctx, who, pytool.Form{ID: id, Content: content, Name: id})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return made
+		}
+		old(admin, "a", pythonSource)
+		old(admin, "breaks", "class Tools:\n    pass")
+		old(admin, "spoken", pythonSource+"# says f: {key}")
+		old(other, "a", pythonSource)
+		if _, err := s.SetValves(ctx, admin, "spoken", pytool.Values{"key": json.RawMessage(`"told"`)}); err != nil {
+			t.Fatal(err)
+		}
+		clock.Pass(time.Second)
+		python := &pytooltest.Describer{}
+		s.Describer, s.Format = python, 2
+		renewal := &pytool.Renewal{Tools: s, Log: slog.New(slog.DiscardHandler)}
+		get := func(workspace, id string) pytool.Tool {
+			t.Helper()
+			got, err := db.PythonTool(ctx, workspace, id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return got
+		}
+		stale := func(x pytool.Tool) bool { return strings.Contains(string(x.Specs), "_helper") }
+		sweep := func(wantErr bool) {
+			t.Helper()
+			if err := renewal.Sweep(ctx); (err != nil) != wantErr {
+				t.Fatalf("got %v", err)
+			}
+		}
+
+		// Without a runner everything stays as it is.
+		before := get("default", "a")
+		python.Err = fault.New(fault.Unavailable, "no runner").WithCode(string(fault.NoRunner))
+		sweep(false)
+		if got := get("default", "a"); !stale(got) || len(python.Seen()) != 1 {
+			t.Errorf("got %s after %d descriptions", got.Specs, len(python.Seen()))
+		}
+		// One that fails for now is not in the way of the next.
+		python.Err = fault.New(fault.Unavailable, "the sandbox ended first")
+		seen := len(python.Seen())
+		sweep(true)
+		sweep(true)
+		if got := python.Seen()[seen:]; len(got) != 2 || got[0] == got[1] {
+			t.Errorf("got %q", got)
+		}
+		python.Err = nil
+		source := python.Description
+		python.Description = func(d *pytool.Description) {
+			if string(d.Specs) == "[]" { // the one without a function
+				d.Specs = json.RawMessage(`{}`)
+			}
+		}
+		sweep(false)
+		sweep(false)
+		python.Description = source
+		after := get("default", "a")
+		if stale(after) || after.Format != 2 || after.Revision != before.Revision || after.Content != before.Content || !after.UpdatedAt.Equal(before.UpdatedAt) {
+			t.Errorf("got %+v, before %+v", after, before)
+		}
+		if stale(get("acme", "a")) || stale(get("default", "spoken")) {
+			t.Error("not all were described again")
+		}
+		if _, offered, err := s.Pin(ctx, admin, []string{"spoken"}); err != nil || len(offered) != 1 || offered[0].Description != "told" {
+			t.Errorf("what it is set to was left out: %v, %v", offered, err)
+		}
+		// What can't be described keeps what it said, and is left alone until the
+		// next start.
+		if got := get("default", "breaks"); !stale(got) || got.Format != 0 {
+			t.Errorf("got %+v", got)
+		}
+		seen = len(python.Seen())
+		sweep(false)
+		if got := len(python.Seen()); got != seen {
+			t.Errorf("%d were described once more", got-seen)
+		}
+		renewal = &pytool.Renewal{Tools: s, Log: renewal.Log}
+		sweep(false)
+		if got := get("default", "breaks"); stale(got) || len(python.Seen()) != seen+1 {
+			t.Errorf("after a start: %+v", got)
+		}
+		count := 0
+		events, _, err := db.AuditEvents(ctx, "default", page.Page{Limit: 100})
+		for _, e := range events {
+			if e.Action == "python_tool.describe" && e.Actor == "controlplane" && e.Outcome == "ok" {
+				count++
+			}
+		}
+		if err != nil || count != 3 {
+			t.Errorf("recorded %d times, %v", count, err)
+		}
+	})
+}
+
+// Whoever changes a tool while it is described again wins.
+func TestADescriptionThatComesLateIsNotStored(t *testing.T) {
+	storetest.Run(t, func(t *testing.T, db *store.DB) {
+		s, people, clock := pythonTools(t, db)
+		ctx, admin := t.Context(), root(t, people)
+		for name, meanwhile := range map[string]func(id string) error{
+			"updated": func(id string) error {
+				_, err := s.Update(ctx, admin, id, pytool.Form{Content: pythonSource + "    def newer(self)\n"})
+				return err
+			},
+			"set": func(id string) error {
+				return second(s.SetValves(ctx, admin, id, pytool.Values{"key": json.RawMessage(`"new"`)}))
+			},
+			"deleted": func(id string) error { return s.Delete(ctx, admin, id) },
+		} {
+			s.Format = 1
+			if _, err := s.Create(ctx, admin, pytool.Form{ID: name, Content: pythonSource + "# says f: {key}"}); err != nil {
+				t.Fatal(err)
+			}
+			clock.Pass(time.Second)
+			late := *s
+			late.Format = 2
+			late.Describer = &pytooltest.Describer{Description: func(d *pytool.Description) {
+				d.Specs = json.RawMessage(`[{"name":"late","description":"","parameters":{}}]`)
+				if err := meanwhile(name); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				meanwhile = func(string) error { return nil }
+			}}
+			renewal := &pytool.Renewal{Tools: &late, Log: slog.New(slog.DiscardHandler)}
+			if err := renewal.Sweep(ctx); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			got, err := db.PythonTool(ctx, "default", name)
+			switch {
+			case name == "deleted":
+				if !wants(err, fault.NotFound) {
+					t.Errorf("got %v", err)
+				}
+				continue
+			case err != nil || strings.Contains(string(got.Specs), "late"):
+				t.Errorf("%s meanwhile: got %s, %v", name, got.Specs, err)
+			case name == "set" && got.Spoken["f"] != "new":
+				t.Errorf("got %v", got.Spoken)
+			}
+			if err := renewal.Sweep(ctx); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if got, err := db.PythonTool(ctx, "default", name); err != nil || !strings.Contains(string(got.Specs), "late") {
+				t.Errorf("%s, the next round: got %s, %v", name, got.Specs, err)
+			}
+			if err := s.Delete(ctx, admin, name); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
