@@ -219,10 +219,43 @@ func TestWhatModelsAreToldFollowsTheValves(t *testing.T) {
 	// What was true with other valves is not told when the source does not load
 	// with these.
 	a.admin("POST", "/api/tools/id/t/valves/update", `{"api_key":"them"}`).want(200)
-	a.python.Fails = func(valves json.RawMessage) bool { return strings.Contains(string(valves), "nobody") }
+	a.python.Fails = func(valves json.RawMessage) error {
+		if strings.Contains(string(valves), "nobody") {
+			return fault.New(fault.Invalid, "it does not load with these valves")
+		}
+		return nil
+	}
 	a.admin("POST", "/api/tools/id/t/valves/update", `{"api_key":"nobody"}`).want(200)
 	if got := told(); got != "begs {api_key}" {
 		t.Errorf("with valves that it does not load with %q", got)
+	}
+
+	// When nobody could find out what is to be told, nothing is set.
+	a.python.Fails = func(valves json.RawMessage) error {
+		if valves == nil {
+			return nil
+		}
+		return fault.New(fault.Unavailable, "no runner").WithCode("no_runner")
+	}
+	a.admin("POST", "/api/tools/id/t/valves/update", `{"api_key":"us"}`).problem(503, "no_runner", "")
+	a.admin("POST", "/api/tools/id/t/update", form("t", "T", source)).problem(503, "no_runner", "")
+	a.admin("GET", "/api/tools/id/t/valves", "").is(`{"api_key":"nobody"}`)
+	if got := told(); got != "begs {api_key}" {
+		t.Errorf("without a runner %q", got)
+	}
+
+	// What was sealed with another key was never said.
+	a.python.Fails = nil
+	a.admin("POST", "/api/tools/id/t/valves/update", `{"api_key":"them"}`).want(200)
+	other, err := pytool.NewVault("another secret key that is as long")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, vault := range map[string]*pytool.Vault{"another": other, "none": nil} {
+		a.pythonTools.Vault = vault
+		if got := told(); got != "begs {api_key}" {
+			t.Errorf("with %s key %q", name, got)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package pytool
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"unicode/utf8"
 
@@ -123,34 +124,38 @@ func spoken(by map[string]string) (map[string]string, error) {
 // spokenWith is what models are told of t's functions once it is set to
 // valves, sealed as those are, for it may hold them; nil when nothing takes
 // the place of t.Spoken. A source may not load then: it may need what a
-// sandbox does not have, and that is for a call to say.
-func (s *Service) spokenWith(ctx context.Context, t Tool, valves json.RawMessage) []byte {
+// sandbox does not have, and that is for a call to say. An error is ours.
+func (s *Service) spokenWith(ctx context.Context, t Tool, valves json.RawMessage) ([]byte, error) {
 	if t.Valves == nil || string(valves) == string(noValues) {
-		return nil
+		return nil, nil
 	}
 	d, err := s.Describer.Describe(ctx, t.source(), valves)
+	switch {
+	case bySource(err):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	with, err := spoken(d.Spoken)
+	secret := passwords(t.Valves, valves)
+	if err != nil || len(secret) > maxPasswords {
+		return nil, nil
+	}
+	for name, text := range with {
+		with[name] = masked(text, secret)
+	}
+	raw, err := strictjson.Encode(with)
 	if err != nil {
-		return nil
+		return nil, fmt.Errorf("encode what models are told of tool %s: %w", t.ID, err)
 	}
-	said, err := spoken(d.Spoken)
-	if err != nil {
-		return nil
-	}
-	hidden := passwords(t.Valves, valves)
-	for name, text := range said {
-		said[name] = masked(text, hidden)
-	}
-	raw, err := strictjson.Encode(said)
-	if err != nil {
-		return nil
-	}
-	return s.Vault.seal(raw, spokenPlace(t.Workspace, t.ID))
+	return s.Vault.seal(raw, spokenPlace(t.Workspace, t.ID)), nil
 }
 
 // told is what models are told of t's functions as it is set now.
 func (s *Service) told(ctx context.Context, t Tool) map[string]string {
 	var with map[string]string
-	if t.Sealed.Spoken == nil || strictjson.Decode(s.opened(ctx, t.Sealed.Spoken, spokenPlace(t.Workspace, t.ID)), &with) != nil {
+	raw, ok := s.unseal(ctx, t.Sealed.Spoken, spokenPlace(t.Workspace, t.ID))
+	if !ok || strictjson.Decode(raw, &with) != nil {
 		return t.Spoken
 	}
 	return with
@@ -202,9 +207,13 @@ func said(what string) error {
 	return fault.New(fault.Invalid, "[ERROR: the tool's %s can't be read]", what)
 }
 
+// bySource reports whether err says what is wrong with a source, or with the
+// values for it.
+func bySource(err error) bool { return fault.Is(err, fault.Invalid) || fault.Is(err, fault.TooLarge) }
+
 // failed gives what is wrong with a source the form that clients know.
 func failed(err error) error {
-	if !fault.Is(err, fault.Invalid) && !fault.Is(err, fault.TooLarge) {
+	if !bySource(err) {
 		return err
 	}
 	f := fault.From(err)

@@ -26,11 +26,14 @@ func withoutValues(err error, values json.RawMessage) error {
 }
 
 // masked is text without what is secret, also where text was cut within it.
+// A secret that is part of another comes after it.
 func masked(text string, secrets []string) string {
+	lower := strings.ToLower(text)
 	for _, secret := range secrets {
 		// Most are not there, and looking for them is cheap.
-		if strings.Contains(text, secret) || strings.Contains(strings.ToLower(text), strings.ToLower(secret)) {
+		if strings.Contains(text, secret) || strings.Contains(lower, strings.ToLower(secret)) {
 			text = regexp.MustCompile("(?i)"+regexp.QuoteMeta(secret)).ReplaceAllLiteralString(text, "***")
+			lower = strings.ToLower(text)
 		}
 	}
 	whole, cut := strings.CutSuffix(text, ellipsis)
@@ -51,19 +54,25 @@ func masked(text string, secrets []string) string {
 // parts of other words.
 const minSecret = 4
 
+// maxPasswords is more than a tool asks for, each as often as it may be quoted:
+// every one is looked for in every text.
+const maxPasswords = 256
+
 // secrets lists what may be secret in values, the longest first, as it is and
 // as Python and JSON quote it.
-func secrets(values json.RawMessage) []string {
-	var all any
-	dec := json.NewDecoder(bytes.NewReader(values))
-	dec.UseNumber()
-	if dec.Decode(&all) != nil {
-		return nil
-	}
+func secrets(values ...json.RawMessage) []string {
 	var out []string
-	for _, text := range texts(all) {
-		escaped := escapes.Replace(text)
-		out = append(out, text, escaped, strings.ReplaceAll(escaped, `"`, `\"`), strings.ReplaceAll(escaped, `'`, `\'`))
+	for _, value := range values {
+		var all any
+		dec := json.NewDecoder(bytes.NewReader(value))
+		dec.UseNumber()
+		if dec.Decode(&all) != nil {
+			continue
+		}
+		for _, text := range texts(all) {
+			escaped := escapes.Replace(text)
+			out = append(out, text, escaped, strings.ReplaceAll(escaped, `"`, `\"`), strings.ReplaceAll(escaped, `'`, `\'`))
+		}
 	}
 	slices.SortFunc(out, func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) })
 	return slices.Compact(out)
@@ -82,13 +91,13 @@ func passwords(schema, values json.RawMessage) []string {
 	if json.Unmarshal(schema, &fields) != nil || json.Unmarshal(values, &set) != nil {
 		return nil
 	}
-	var out []string
+	var out []json.RawMessage
 	for name, value := range set {
 		if hidden.Match(fields.Properties[name]) {
-			out = append(out, secrets(value)...)
+			out = append(out, value)
 		}
 	}
-	return out
+	return secrets(out...)
 }
 
 // hidden is how the schema of a field says so: pydantic's SecretStr, and what

@@ -88,7 +88,9 @@ func (s *Service) renew(ctx context.Context, t Tool) error {
 	if err != nil {
 		return err
 	}
-	t.Sealed.Spoken = s.spokenWith(ctx, t, s.valvesOf(ctx, t))
+	if t.Sealed.Spoken, err = s.spokenWith(ctx, t, s.valvesOf(ctx, t)); err != nil {
+		return err
+	}
 	return s.Store.RenewPythonTool(ctx, t, audit.Event{
 		ID: audit.ID(s.NewID()), At: s.now(), Workspace: t.Workspace, Actor: audit.ControlPlane,
 		Action: audit.PythonToolDescribe, Object: t.ID, Outcome: audit.OK, Detail: t.Digest(),

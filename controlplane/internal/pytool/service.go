@@ -167,19 +167,21 @@ func (s *Service) Update(ctx context.Context, p identity.Principal, id string, f
 	if t, err = s.filled(ctx, t, f); err != nil {
 		return Tool{}, err
 	}
-	t.Sealed.Spoken = s.spokenWith(ctx, t, s.valvesOf(ctx, t))
+	if t.Sealed.Spoken, err = s.spokenWith(ctx, t, s.valvesOf(ctx, t)); err != nil {
+		return Tool{}, err
+	}
 	t.Grants = nil // those that are there stay
 	if f.GrantsGiven {
 		t.Grants = s.grants(f.Grants, may.PublicTools)
 	}
 	t, err = s.Store.UpdatePythonTool(ctx, t, before, s.event(p, audit.PythonToolUpdate, t.ID, t.Digest()))
-	if fault.Is(err, fault.NotFound) {
-		return Tool{}, notFound()
+	if err != nil {
+		return Tool{}, found(err)
 	}
 	if !f.GrantsGiven {
 		t.Grants = before.Grants
 	}
-	return t, err
+	return t, nil
 }
 
 // filled is t with what f holds and what its source says of itself.

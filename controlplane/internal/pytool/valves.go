@@ -50,7 +50,9 @@ func (s *Service) SetValves(ctx context.Context, p identity.Principal, id string
 	if t.Sealed.Valves, err = s.reseal(t.Sealed.Valves, set, valvesPlace(t.Workspace, t.ID)); err != nil {
 		return nil, err
 	}
-	t.Sealed.Spoken = s.spokenWith(ctx, t, set)
+	if t.Sealed.Spoken, err = s.spokenWith(ctx, t, set); err != nil {
+		return nil, err
+	}
 	return set, found(s.Store.PutValves(ctx, t, s.event(p, audit.PythonToolValves, t.ID, "")))
 }
 
@@ -147,22 +149,29 @@ func (s *Service) userValves(ctx context.Context, workspace, id, user string) (j
 	return s.opened(ctx, sealed, userPlace(workspace, id, user)), nil
 }
 
-// opened is what was sealed. What does not open with the key of now counts as
-// not set, and stays for the key that opens it.
+// opened is what was sealed; noValues when that is nothing.
 func (s *Service) opened(ctx context.Context, sealed []byte, at place) json.RawMessage {
+	if plain, ok := s.unseal(ctx, sealed, at); ok {
+		return plain
+	}
+	return noValues
+}
+
+// unseal opens what was sealed. What does not open with the key of now counts
+// as not set, and stays for the key that opens it.
+func (s *Service) unseal(ctx context.Context, sealed []byte, at place) (plain []byte, ok bool) {
 	if sealed == nil {
-		return noValues
+		return nil, false
 	}
 	err := error(errOtherKey)
 	if s.Vault != nil {
-		var plain []byte
 		if plain, err = s.Vault.open(sealed, at); err == nil {
-			return plain
+			return plain, true
 		}
 	}
 	s.Log.WarnContext(ctx, "valves can't be read with BIGWAVE_SECRET_KEY and count as not set",
 		"workspace", at.workspace, "tool", at.tool, "user", at.user, "error", err)
-	return noValues
+	return nil, false
 }
 
 // reseal seals values in the place of what was there before, unless that can't

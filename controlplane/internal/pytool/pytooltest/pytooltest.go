@@ -20,10 +20,10 @@ import (
 // Describer reads sources without running them. Its zero value is ready; its
 // methods may be called from several goroutines.
 type Describer struct {
-	Err         error                             // what every call answers; nil: what the source says
-	Description func(*pytool.Description)         // edits what was read; nil: nothing
-	Fails       func(valves json.RawMessage) bool // which valves a source does not load with; nil: none
-	Values      func(raw string) json.RawMessage  // what validation answers; nil: what the class says
+	Err         error                              // what every call answers; nil: what the source says
+	Description func(*pytool.Description)          // edits what was read; nil: nothing
+	Fails       func(valves json.RawMessage) error // what describing with these valves answers; nil: what the source says
+	Values      func(raw string) json.RawMessage   // what validation answers; nil: what the class says
 
 	mu       sync.Mutex
 	contents []string
@@ -61,8 +61,10 @@ func (d *Describer) Describe(_ context.Context, src pytool.Source, valves json.R
 	if d.Err != nil {
 		return pytool.Description{}, d.Err
 	}
-	if d.Fails != nil && d.Fails(valves) {
-		return pytool.Description{}, fault.New(fault.Invalid, "it does not load with these valves")
+	if d.Fails != nil {
+		if err := d.Fails(valves); err != nil {
+			return pytool.Description{}, err
+		}
 	}
 	if err := broken(content); err != nil {
 		return pytool.Description{}, err
