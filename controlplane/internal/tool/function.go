@@ -75,22 +75,22 @@ func (f Function) prepare(args, parameters json.RawMessage) (Invocation, error) 
 	if _, err := render.ParseArguments(args); err != nil {
 		return Invocation{}, err
 	}
-	var given, known struct {
-		all        map[string]json.RawMessage
-		Properties map[string]json.RawMessage `json:"properties"`
-	}
-	if err := json.Unmarshal(args, &given.all); err != nil {
+	var given map[string]json.RawMessage
+	if err := json.Unmarshal(args, &given); err != nil {
 		return Invocation{}, fault.Wrap(err, fault.Invalid, "arguments must be a JSON object").WithCode(string(fault.InvalidArguments))
+	}
+	var known struct {
+		Properties map[string]json.RawMessage `json:"properties"`
 	}
 	if err := json.Unmarshal(parameters, &known); err != nil {
 		return Invocation{}, fmt.Errorf("parameters of %s of %s: %w", f.Name, f.ID, err)
 	}
-	maps.DeleteFunc(given.all, func(name string, _ json.RawMessage) bool {
+	maps.DeleteFunc(given, func(name string, _ json.RawMessage) bool {
 		_, ok := known.Properties[name]
 		return !ok
 	})
 	var err error
-	if f.Arguments, err = strictjson.Encode(given.all); err != nil {
+	if f.Arguments, err = strictjson.Encode(given); err != nil {
 		return Invocation{}, fmt.Errorf("arguments of %s of %s: %w", f.Name, f.ID, err)
 	}
 	return Invocation{Program: PythonTool, Function: &f}, nil
