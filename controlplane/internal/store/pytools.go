@@ -205,10 +205,11 @@ func (db *DB) InsertPythonTool(ctx context.Context, t pytool.Tool, e audit.Event
 // it is of before's revision and set to before's valves; else it is a Conflict.
 func (db *DB) UpdatePythonTool(ctx context.Context, t, before pytool.Tool, e audit.Event) (pytool.Tool, error) {
 	err := db.tx(ctx, func(ctx context.Context, tx statements) error {
-		if err := sqlx.GetContext(ctx, tx, &t.Revision, nextToolRevision, t.Workspace); err != nil {
-			return missing(err, "Python tool", t.ID)
+		var err error
+		if t.Revision, err = lockTools(ctx, tx, t.Workspace, t.ID); err != nil {
+			return err
 		}
-		err := unchanged(ctx, tx, t, updatePythonTool, t.Workspace, t.ID, t.Name, t.Content, string(t.Specs), t.Description,
+		err = unchanged(ctx, tx, t, updatePythonTool, t.Workspace, t.ID, t.Name, t.Content, string(t.Specs), t.Description,
 			string(t.Manifest), orNull(t.Valves), orNull(t.UserValves), t.Citation, t.FileHandler, t.Revision, micros(t.UpdatedAt),
 			pairsText(t.Spoken), t.Sealed.Spoken, t.Format, before.Revision, before.Sealed.Valves)
 		if err != nil {
@@ -242,6 +243,13 @@ func (db *DB) RenewPythonTool(ctx context.Context, t pytool.Tool, e audit.Event)
 	})
 }
 
+// lockTools takes the lock under which a workspace's tools change and returns
+// the next revision; the tool is not there when the workspace isn't.
+func lockTools(ctx context.Context, tx statements, workspace, id string) (next int64, err error) {
+	err = sqlx.GetContext(ctx, tx, &next, nextToolRevision, workspace)
+	return next, missing(err, "Python tool", id)
+}
+
 // unchanged is changed for a statement that finds t only as the caller read
 // it: else it is a Conflict.
 func unchanged(ctx context.Context, tx statements, t pytool.Tool, statement string, args ...any) error {
@@ -259,11 +267,11 @@ func unchanged(ctx context.Context, tx statements, t pytool.Tool, statement stri
 // PutGrants replaces the grants of a tool.
 func (db *DB) PutGrants(ctx context.Context, workspace, id string, grants []pytool.Grant, e audit.Event) error {
 	return db.tx(ctx, func(ctx context.Context, tx statements) error {
-		var next int64
-		if err := sqlx.GetContext(ctx, tx, &next, nextToolRevision, workspace); err != nil {
-			return missing(err, "Python tool", id)
+		if _, err := lockTools(ctx, tx, workspace, id); err != nil {
+			return err
 		}
-		if err := sqlx.GetContext(ctx, tx, &next, revisionOfPythonTool, workspace, id); err != nil {
+		var revision int64
+		if err := sqlx.GetContext(ctx, tx, &revision, revisionOfPythonTool, workspace, id); err != nil {
 			return missing(err, "Python tool", id)
 		}
 		return recorded(ctx, tx, regrant(ctx, tx, workspace, id, grants), e)
@@ -290,6 +298,10 @@ func grant(ctx context.Context, tx statements, workspace, id string, grants []py
 // there is none.
 func (db *DB) DeletePythonTool(ctx context.Context, workspace, id string, e audit.Event) error {
 	return db.tx(ctx, func(ctx context.Context, tx statements) error {
+		// Else one that is given grants at this moment would go from under them.
+		if _, err := lockTools(ctx, tx, workspace, id); err != nil {
+			return err
+		}
 		err := changed(ctx, tx, "Python tool", id, deletePythonTool, workspace, id)
 		return recorded(ctx, tx, err, e)
 	})

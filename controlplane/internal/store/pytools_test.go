@@ -208,6 +208,34 @@ func TestAPythonToolIsChangedByOneAtATime(t *testing.T) {
 	})
 }
 
+func TestAPythonToolThatGoesIsGivenNoGrants(t *testing.T) {
+	storetest.Run(t, func(t *testing.T, db *store.DB) {
+		s, people, _ := pythonTools(t, db)
+		ctx, admin := t.Context(), root(t, people)
+		for range 20 {
+			if _, err := s.Create(ctx, admin, pytool.Form{ID: "t", Content: pythonSource}); err != nil {
+				t.Fatal(err)
+			}
+			var grants []pytool.Grant
+			for i := range 50 {
+				grants = append(grants, pytool.Grant{ID: newID(), PrincipalType: pytool.ToUser, PrincipalID: fmt.Sprint(i), Permission: pytool.Read})
+			}
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				if err := db.PutGrants(ctx, "default", "t", grants, event("default", "x")); err != nil && !wants(err, fault.NotFound) {
+					t.Errorf("grants of a tool that goes: %v", err)
+				}
+			})
+			wg.Go(func() {
+				if err := db.DeletePythonTool(ctx, "default", "t", event("default", "x")); err != nil {
+					t.Errorf("delete: %v", err)
+				}
+			})
+			wg.Wait()
+		}
+	})
+}
+
 func TestValvesGoWithTheirToolUserAndWorkspace(t *testing.T) {
 	storetest.Run(t, func(t *testing.T, db *store.DB) {
 		s, people, _ := pythonTools(t, db)
