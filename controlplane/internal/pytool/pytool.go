@@ -24,7 +24,7 @@ type Tool struct {
 	Content     string            // the source as its author sent it; empty in lists
 	Description *string           // nil: none was given
 	Specs       json.RawMessage   // [{name, description, parameters}], a function each
-	Spoken      map[string]string // by function: what models are told of it, when that isn't what specs say; see Sealed
+	Spoken      map[string]string // by function: what models are told of it, when that isn't what specs say, see Sealed; empty in lists
 	Manifest    json.RawMessage   // the frontmatter, an object of strings
 	Valves      json.RawMessage   // JSON schema of its valves; nil: it has none
 	UserValves  json.RawMessage   // JSON schema of what each user may set; nil: nothing
@@ -77,6 +77,7 @@ type Store interface {
 	PythonTools(ctx context.Context, workspace string) ([]Tool, error)
 	// PythonToolsWhole is PythonTools with it.
 	PythonToolsWhole(ctx context.Context, workspace string) ([]Tool, error)
+	CountPythonTools(ctx context.Context, workspace string) (int, error)
 	PythonTool(ctx context.Context, workspace, id string) (Tool, error)
 	// InsertPythonTool adds t and returns it with its revision; a Conflict when
 	// its id is taken.

@@ -129,10 +129,7 @@ func (s *Service) Create(ctx context.Context, p identity.Principal, f Form) (Too
 	if utf8.RuneCountInString(t.ID) > maxID {
 		return Tool{}, fault.New(fault.Invalid, "id is longer than %d characters", maxID).On("id")
 	}
-	switch _, err := s.Store.PythonTool(ctx, t.Workspace, t.ID); {
-	case err == nil:
-		return Tool{}, taken()
-	case !fault.Is(err, fault.NotFound):
+	if err := s.admit(ctx, t); err != nil {
 		return Tool{}, err
 	}
 	if t, err = s.filled(ctx, t, f); err != nil {
@@ -144,6 +141,25 @@ func (s *Service) Create(ctx context.Context, p identity.Principal, f Form) (Too
 		return Tool{}, taken()
 	}
 	return t, err
+}
+
+// maxTools bounds the lists of a workspace, which are not paged. Those that
+// are made at the same moment may go over it.
+const maxTools = 1000
+
+// admit refuses a new tool for which there is no room, before its source runs.
+func (s *Service) admit(ctx context.Context, t Tool) error {
+	switch _, err := s.Store.PythonTool(ctx, t.Workspace, t.ID); {
+	case err == nil:
+		return taken()
+	case !fault.Is(err, fault.NotFound):
+		return err
+	}
+	n, err := s.Store.CountPythonTools(ctx, t.Workspace)
+	if err == nil && n >= maxTools {
+		err = fault.New(fault.Invalid, "the workspace has %d Python tools, and may have %d: delete one first", n, maxTools)
+	}
+	return err
 }
 
 func taken() error { return fault.New(fault.Invalid, IDTaken).On("id") }

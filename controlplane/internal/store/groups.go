@@ -188,7 +188,8 @@ func (db *DB) RemoveMember(ctx context.Context, g identity.Group, user string, e
 // GroupsOf lists the ids of a user's groups.
 func (db *DB) GroupsOf(ctx context.Context, workspace, user string) ([]string, error) {
 	var ids []string
-	return ids, db.all(ctx, &ids, groupsOfUser, workspace, user)
+	err := db.all(ctx, &ids, groupsOfUser, workspace, user)
+	return ids, err
 }
 
 // Permissions returns what the members of a workspace may, and each of its

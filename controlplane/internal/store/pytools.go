@@ -87,17 +87,18 @@ func (r grantRow) grant() pytool.Grant {
 
 const (
 	pythonToolColumns = `
-		t.workspace_id, t.id, t.user_id, t.name, t.specs, t.spoken, t.description, t.manifest, t.valves_schema, t.user_valves_schema,
+		t.workspace_id, t.id, t.user_id, t.name, t.specs, t.description, t.manifest, t.valves_schema, t.user_valves_schema,
 		t.citation, t.file_handler, t.described_by, t.revision, t.created_at, t.updated_at, u.name AS owner_name, u.role AS owner_role`
 	allPythonTools = `
 		FROM tools t LEFT JOIN users u ON u.id = t.user_id AND u.workspace_id = t.workspace_id`
 	fromPythonTools             = allPythonTools + ` WHERE t.workspace_id = $1`
 	pythonToolsOfWorkspace      = `SELECT '' AS content,` + pythonToolColumns + fromPythonTools + ` ORDER BY t.updated_at DESC, t.id`
 	pythonToolsWholeOfWorkspace = `SELECT t.content,` + pythonToolColumns + fromPythonTools + ` ORDER BY t.updated_at DESC, t.id`
-	pythonToolByID              = `SELECT t.content, t.valves, t.spoken_set,` + pythonToolColumns + fromPythonTools + ` AND t.id = $2`
-	outdatedPythonTool          = `SELECT t.content, t.valves, t.spoken_set,` + pythonToolColumns + allPythonTools + `
+	pythonToolByID              = `SELECT t.content, t.spoken, t.valves, t.spoken_set,` + pythonToolColumns + fromPythonTools + ` AND t.id = $2`
+	outdatedPythonTool          = `SELECT t.content, t.spoken, t.valves, t.spoken_set,` + pythonToolColumns + allPythonTools + `
 		WHERE t.described_by < $1 AND (t.workspace_id, t.id) > ($2, $3) ORDER BY t.workspace_id, t.id LIMIT 1`
-	insertPythonTool = `
+	countOfPythonTools = `SELECT COUNT(*) FROM tools WHERE workspace_id = $1`
+	insertPythonTool   = `
 		INSERT INTO tools (workspace_id, id, user_id, name, content, specs, description, manifest, valves_schema,
 			user_valves_schema, citation, file_handler, revision, created_at, updated_at, spoken, described_by)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)`
@@ -135,8 +136,8 @@ const (
 		ON CONFLICT (workspace_id, tool_id, user_id) DO UPDATE SET valves = excluded.valves, updated_at = excluded.updated_at`
 )
 
-// PythonTools lists a workspace's Python tools without their content, the last
-// changed first.
+// PythonTools lists a workspace's Python tools without their content and what
+// models are told of them, the last changed first.
 func (db *DB) PythonTools(ctx context.Context, workspace string) ([]pytool.Tool, error) {
 	return db.pythonTools(ctx, workspace, pythonToolsOfWorkspace)
 }
@@ -164,6 +165,13 @@ func (db *DB) pythonTools(ctx context.Context, workspace, query string) ([]pytoo
 		tools[i].Grants = append(tools[i].Grants, byTool[tools[i].ID]...)
 	}
 	return tools, nil
+}
+
+// CountPythonTools returns how many Python tools a workspace has.
+func (db *DB) CountPythonTools(ctx context.Context, workspace string) (int, error) {
+	var n int
+	err := db.get(ctx, &n, countOfPythonTools, workspace)
+	return n, err
 }
 
 // PythonTool returns one tool of a workspace; NotFound when there is none.

@@ -208,6 +208,36 @@ func TestAPythonToolIsChangedByOneAtATime(t *testing.T) {
 	})
 }
 
+func TestAWorkspaceHasSoManyPythonToolsAtMost(t *testing.T) {
+	storetest.Run(t, func(t *testing.T, db *store.DB) {
+		s, people, _ := pythonTools(t, db)
+		ctx, admin := t.Context(), root(t, people)
+		workspace(t, people, "acme")
+		for i := range 1000 {
+			one := pytool.Tool{Workspace: "default", ID: fmt.Sprint("t", i), Owner: "u", Specs: json.RawMessage(`[]`), Manifest: json.RawMessage(`{}`)}
+			if _, err := db.InsertPythonTool(ctx, one, event("default", "x")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		describer := &pytooltest.Describer{}
+		s.Describer = describer
+		if _, err := s.Create(ctx, admin, pytool.Form{ID: "more", Content: pythonSource}); !wants(err, fault.Invalid) || len(describer.Seen()) != 0 {
+			t.Errorf("one more: %v; sources that ran: %d", err, len(describer.Seen()))
+		}
+		admin.Workspace = "acme"
+		if _, err := s.Create(ctx, admin, pytool.Form{ID: "more", Content: pythonSource}); err != nil {
+			t.Errorf("in another workspace: %v", err)
+		}
+		admin.Workspace = "default"
+		if err := s.Delete(ctx, admin, "t0"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Create(ctx, admin, pytool.Form{ID: "more", Content: pythonSource}); err != nil {
+			t.Errorf("in place of another: %v", err)
+		}
+	})
+}
+
 func TestAPythonToolThatGoesIsGivenNoGrants(t *testing.T) {
 	storetest.Run(t, func(t *testing.T, db *store.DB) {
 		s, people, _ := pythonTools(t, db)
