@@ -222,8 +222,7 @@ func (t tool) reply(call string, d *wire.Done, results *harness.Results, e harne
 		answer.Values, failure = results.Values(e)
 	}
 	if !byItself(d) { // whatever it said before: a limit was reached
-		answer = wire.ToolAnswer{}
-		_, failure = (&harness.Results{}).Values(e)
+		answer, failure = wire.ToolAnswer{}, e.Reason()
 	}
 	if he, ok := errors.AsType[*harness.Error](failure); ok {
 		answer.Error = answered(he)

@@ -64,12 +64,17 @@ func (r *Results) Description(e Ending) (Description, error) {
 		return Description{}, failed
 	}
 	var d description
-	if err := strictjson.Decode(raw, &d); err != nil || !d.plausible() {
+	if err := strictjson.Decode(raw, &d); err != nil {
+		return Description{}, disturbed()
+	}
+	d.ValvesSchema, d.UserValvesSchema = orNull(d.ValvesSchema), orNull(d.UserValvesSchema)
+	if !d.plausible() {
 		return Description{}, disturbed()
 	}
 	return Description(d), nil
 }
 
+// plausible reports whether the program could have written d.
 func (d *description) plausible() bool {
 	if len(d.Specs) > maxSpecs || len(d.Manifest) > maxKeys || len(d.Requirements) > maxKeys || len(d.Missing) > maxKeys {
 		return false
@@ -79,14 +84,15 @@ func (d *description) plausible() bool {
 			return false
 		}
 	}
-	if d.ValvesSchema == nil {
-		d.ValvesSchema = json.RawMessage("null")
-	}
-	if d.UserValvesSchema == nil {
-		d.UserValvesSchema = json.RawMessage("null")
-	}
 	return schema(d.ValvesSchema) && schema(d.UserValvesSchema) &&
 		d.HasUserValves == object(d.UserValvesSchema)
+}
+
+func orNull(raw json.RawMessage) json.RawMessage {
+	if raw == nil {
+		return json.RawMessage("null")
+	}
+	return raw
 }
 
 func schema(raw json.RawMessage) bool { return object(raw) || string(raw) == "null" }
@@ -141,8 +147,8 @@ func (r *Results) Values(e Ending) (json.RawMessage, error) {
 	return v.Values, nil
 }
 
-// CallResult is the answer to Call. With an Error only Events, EventsDropped
-// and Error are set.
+// CallResult is the answer to Call. With an Error only EventsDropped is set
+// beside it.
 type CallResult struct {
 	Type          string          // the returned value's Python type
 	Text          string          // what a model is told; empty for None
@@ -150,8 +156,7 @@ type CallResult struct {
 	Files         []File          // data URIs that were returned
 	Embeds        []string        // HTML to be shown beside the result
 	Truncated     bool            // something is missing
-	Events        []json.RawMessage
-	EventsDropped int64
+	EventsDropped int64           // events past the limits
 	Error         *Error
 }
 
@@ -173,7 +178,7 @@ type callResult struct {
 
 // Call is the answer to Call: how the function ended and what it returned.
 func (r *Results) Call(e Ending) CallResult {
-	c := CallResult{Events: r.events, EventsDropped: r.dropped}
+	c := CallResult{EventsDropped: r.dropped}
 	if r.answer != nil {
 		c.EventsDropped += max(r.answer.EventsDropped, 0)
 	}
@@ -191,9 +196,8 @@ func (r *Results) Call(e Ending) CallResult {
 	c.Files, c.Embeds, c.Truncated = got.Files, got.Embeds, got.Truncated
 	if got.Same {
 		c.Value, _ = json.Marshal(got.Text) // a string
-	} else if c.Value == nil {
-		c.Value = json.RawMessage("null")
 	}
+	c.Value = orNull(c.Value)
 	return c
 }
 

@@ -357,10 +357,10 @@ class Tools:
         await asyncio.gather(*(asyncio.to_thread(asyncio.run, __event_emitter__({"n": "x" * 20000})) for _ in range(20)))
         return "threads"
 `
-	run := func(t *testing.T, function, arguments string) CallResult {
+	run := func(t *testing.T, function, arguments string) called {
 		t.Helper()
 		s := play{}.run(t, Call{Tool: Tool{Content: source}, Function: function, Arguments: raw(arguments)})
-		r := s.Call(s.Ending)
+		r := s.called()
 		if r.Error != nil {
 			t.Fatalf("%+v\n%s", r.Error, s.Stderr)
 		}
@@ -587,7 +587,7 @@ class Tools:
 				wall = 3 * time.Second
 			}
 			s := play{wall: wall}.run(t, Call{Tool: Tool{Content: source}, Function: c.function})
-			r := s.Call(s.Ending)
+			r := s.called()
 			if c.kind == "" {
 				if r.Error != nil || r.Text != "done" {
 					t.Errorf("%q, %+v", r.Text, r.Error)

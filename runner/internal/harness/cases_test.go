@@ -105,10 +105,3 @@ func TestDescribeIsExact(t *testing.T) {
 		})
 	}
 }
-
-func orNull(raw json.RawMessage) json.RawMessage {
-	if raw == nil {
-		return json.RawMessage("null")
-	}
-	return raw
-}

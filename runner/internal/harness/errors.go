@@ -103,7 +103,8 @@ type Ending struct {
 	Code      int
 }
 
-func (e Ending) reason() *Error {
+// Reason is what kept the program from an answer, going by how it ended alone.
+func (e Ending) Reason() *Error {
 	say := func(k Kind, format string, args ...any) *Error {
 		return &Error{Kind: k, Message: fmt.Sprintf(format, args...)}
 	}

@@ -137,23 +137,23 @@ type Call struct {
 
 // request is what the program reads.
 type request struct {
-	Op         string          `json:"op"`
-	ID         string          `json:"id"`
-	Content    string          `json:"content"`
-	Paths      []string        `json:"paths,omitempty"`
-	Limits     limits          `json:"limits"`
-	Which      Which           `json:"which,omitempty"`
-	Values     json.RawMessage `json:"values,omitempty"`
-	Function   string          `json:"function,omitempty"`
-	Arguments  json.RawMessage `json:"arguments,omitempty"`
-	Valves     json.RawMessage `json:"valves,omitempty"`
-	UserValves json.RawMessage `json:"user_valves,omitempty"`
-	User       *User           `json:"user,omitempty"`
-	Metadata   json.RawMessage `json:"metadata,omitempty"`
-	Model      json.RawMessage `json:"model,omitempty"`
-	Messages   json.RawMessage `json:"messages,omitempty"`
-	Files      json.RawMessage `json:"files,omitempty"`
-	IDs        map[string]any  `json:"ids,omitempty"`
+	Op         string            `json:"op"`
+	ID         string            `json:"id"`
+	Content    string            `json:"content"`
+	Paths      []string          `json:"paths,omitempty"`
+	Limits     limits            `json:"limits"`
+	Which      Which             `json:"which,omitempty"`
+	Values     json.RawMessage   `json:"values,omitempty"`
+	Function   string            `json:"function,omitempty"`
+	Arguments  json.RawMessage   `json:"arguments,omitempty"`
+	Valves     json.RawMessage   `json:"valves,omitempty"`
+	UserValves json.RawMessage   `json:"user_valves,omitempty"`
+	User       *User             `json:"user,omitempty"`
+	Metadata   json.RawMessage   `json:"metadata,omitempty"`
+	Model      json.RawMessage   `json:"model,omitempty"`
+	Messages   json.RawMessage   `json:"messages,omitempty"`
+	Files      json.RawMessage   `json:"files,omitempty"`
+	IDs        map[string]string `json:"ids,omitempty"`
 }
 
 type limits struct {
@@ -192,7 +192,7 @@ func (c Call) Request(l Limits) ([]byte, error) {
 	r.Valves, r.UserValves = c.Valves, c.UserValves
 	r.User, r.Metadata, r.Model = &c.User, c.Metadata, c.Model
 	r.Messages, r.Files = c.Messages, c.Files
-	r.IDs = map[string]any{}
+	r.IDs = map[string]string{}
 	if c.ChatID != "" {
 		r.IDs["chat"] = c.ChatID
 	}

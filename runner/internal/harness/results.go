@@ -16,11 +16,11 @@ const maxDepth = 128
 // final line counts, and what follows it is dropped.
 type Results struct {
 	Limits  Limits                      // those of the request
-	OnEvent func(event json.RawMessage) // gets each event, a JSON object, as it comes; may be nil
+	OnEvent func(event json.RawMessage) // gets each event within the limits, a JSON object, as it comes, and may keep it; nil: nobody hears them
 
 	pending []byte
-	events  []json.RawMessage
-	bytes   int64 // of events
+	events  int   // passed on
+	bytes   int64 // of those
 	dropped int64 // events past the limits
 	answer  *line
 	broken  *Error
@@ -105,15 +105,14 @@ func (r *Results) event(event json.RawMessage, limits Limits) {
 		return
 	}
 	size := int64(len(event))
-	if len(r.events) >= limits.Events || size > limits.EventBytes || r.bytes+size > limits.EventTotal {
+	if r.events >= limits.Events || size > limits.EventBytes || r.bytes+size > limits.EventTotal {
 		r.dropped++
 		return
 	}
+	r.events++
 	r.bytes += size
-	event = bytes.Clone(event)
-	r.events = append(r.events, event)
 	if r.OnEvent != nil {
-		r.OnEvent(event)
+		r.OnEvent(bytes.Clone(event))
 	}
 }
 
@@ -161,7 +160,7 @@ func (r *Results) final(e Ending) (json.RawMessage, *Error) {
 	case r.broken != nil:
 		return nil, r.broken
 	case r.answer == nil:
-		return nil, e.reason()
+		return nil, e.Reason()
 	case r.answer.Error != nil:
 		return nil, r.answer.Error.error()
 	}

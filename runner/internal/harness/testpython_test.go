@@ -43,6 +43,7 @@ var findPython = sync.OnceValues(func() ([]string, error) {
 // session is one run of the program and what came of it.
 type session struct {
 	*Results
+	Events         []json.RawMessage
 	Ending         Ending
 	Stdout, Stderr string
 	Took           time.Duration
@@ -110,6 +111,7 @@ func (p play) raw(t *testing.T, body []byte) *session {
 	resultWrite.Close()
 
 	s := &session{Results: &Results{Limits: p.limits}}
+	s.OnEvent = func(event json.RawMessage) { s.Events = append(s.Events, event) }
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		requestWrite.Write(body)
@@ -155,11 +157,19 @@ func described(t *testing.T, s *session) (Description, *Error) {
 	return d, nil
 }
 
-func call(t *testing.T, source, function, arguments string) CallResult {
+func call(t *testing.T, source, function, arguments string) called {
 	t.Helper()
 	s := play{}.run(t, Call{Tool: Tool{ID: "case", Content: source}, Function: function, Arguments: raw(arguments)})
-	return s.Call(s.Ending)
+	return s.called()
 }
+
+// called is the answer to Call with what was heard on the way.
+type called struct {
+	CallResult
+	Events []json.RawMessage
+}
+
+func (s *session) called() called { return called{s.Call(s.Ending), s.Events} }
 
 func raw(text string) json.RawMessage {
 	if text == "" {
