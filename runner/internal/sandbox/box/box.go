@@ -373,11 +373,15 @@ func (x *box) forget(s *supervisor) error {
 // dropSpares ends the supervisors that wait; the init says when. mu is held.
 func (x *box) dropSpares() {
 	for _, s := range x.spares {
-		_, _ = x.kill(s), x.kill(s)
+		x.dismiss(s)
 	}
 	x.spares = nil
 }
 
+// dismiss ends a supervisor that has no call: asked twice, it goes itself.
+func (x *box) dismiss(s *supervisor) { _, _ = x.kill(s), x.kill(s) }
+
+// kill has a supervisor end its call.
 func (x *box) kill(s *supervisor) error {
 	return x.guest.Control.send(inside.AppendID(nil, inside.KindKill, s.id))
 }

@@ -182,7 +182,7 @@ func (c *call) attempt(ctx context.Context, first bool) error {
 	defer sup.sock.Close()
 	files, err := c.x.newFiles(packet, c.request.body, c.p.Program == sandbox.Harness)
 	if err != nil {
-		_, _ = c.x.kill(sup), c.x.kill(sup)
+		c.x.dismiss(sup)
 		return err
 	}
 	defer files.close()

@@ -142,9 +142,9 @@ func (x *box) takeFork() *supervisor {
 	late := time.After(warmWait)
 	for {
 		x.mu.Lock()
-		s, up := x.python.fork, x.python.up
+		s, up, dead := x.python.fork, x.python.up, x.dead
 		x.mu.Unlock()
-		if s == nil {
+		if s == nil || dead {
 			return nil
 		}
 		if !up {
@@ -160,7 +160,7 @@ func (x *box) takeFork() *supervisor {
 			return nil
 		}
 		x.mu.Lock()
-		if x.python.fork == s && !x.dead {
+		if x.python.fork == s && !x.dead { // else another call has taken it
 			x.python.fork = nil
 			s.taken = true
 			err := x.limitPIDs()
@@ -198,7 +198,7 @@ func (x *box) awaitFork(s *supervisor) {
 	if err == nil && note.Kind == inside.NoteReady {
 		x.python.up, x.python.failures = true, 0
 		s.forked = true
-		_ = x.limitPIDs()
+		_ = x.limitPIDs() // it only gets lower
 		return
 	}
 	if x.python.fork == s {
@@ -208,7 +208,7 @@ func (x *box) awaitFork(s *supervisor) {
 		return
 	}
 	x.python.failures++
-	_, _ = x.kill(s), x.kill(s)
+	x.dismiss(s)
 	if err == nil {
 		err = failure(note)
 	}
