@@ -512,7 +512,7 @@ class Tools:
         except OSError: open3 = False
         return {"main": MAIN, "env": sorted(k for k in os.environ if "BIGWAVE" in k), "argv": sys.argv, "cwd": "" in sys.path, "three": open3, "name": __name__}
 `
-	s := play{env: []string{"BIGWAVE_RESULT_FD=4"}}.run(t, Call{Tool: Tool{ID: "x", Content: source}, Function: "f"})
+	s := play{}.run(t, Call{Tool: Tool{ID: "x", Content: source}, Function: "f"})
 	r := s.Call(s.Ending)
 	if r.Error != nil || !same(t, r.Value, []byte(`{"main":[],"env":[],"argv":["-c"],"cwd":false,"three":false,"name":"tool_x"}`)) {
 		t.Errorf("%s, %+v", r.Value, r.Error)

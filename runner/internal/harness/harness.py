@@ -14,6 +14,7 @@ import sys
 sys.path[:] = [p for p in sys.path if p]
 
 import _thread
+import errno
 import fcntl
 import json
 import os
@@ -1624,17 +1625,15 @@ def warm():
 
 def take_result_fd():
     """The result's descriptor, out of the way of programs that are started."""
-    given = sys.argv[1] if len(sys.argv) > 1 else os.environ.pop("BIGWAVE_RESULT_FD", "")
-    fd = int(given or RESULT_FD)
     for low in (HIGH_FD, 64, 10):
         try:
-            high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, low)
-            os.close(fd)
+            high = fcntl.fcntl(RESULT_FD, fcntl.F_DUPFD_CLOEXEC, low)
+            os.close(RESULT_FD)
             return high
         except ValueError:
             continue
         except OSError as error:
-            if error.errno != 22:
+            if error.errno != errno.EINVAL:  # past the limit of descriptors
                 raise
     raise OSError("no descriptor left")
 
@@ -1653,7 +1652,6 @@ def main():
     fd = take_result_fd()
     with open(REQUEST_FD, "rb") as file:
         raw = file.read()
-    del sys.argv[1:]
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
