@@ -148,7 +148,12 @@ func (l *Loader) get(ctx context.Context, client *http.Client, u *url.URL) (*htt
 	return res, nil
 }
 
+// unreachable leaves the URL out of err, which is logged: a link may hold a
+// token.
 func unreachable(err error) error {
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		err = u.Err
+	}
 	return &pytool.Upstream{Status: http.StatusInternalServerError, Message: "[ERROR: Error fetching tool]", Cause: err}
 }
 
@@ -206,12 +211,12 @@ func (l *Loader) connect(ctx context.Context, network, address string) (net.Conn
 	if err != nil {
 		return nil, err
 	}
-	var errs []error
 	for _, ip := range found {
 		if !l.own(address) && !public(ip) {
 			return nil, fmt.Errorf("%s is %s: %w", name, ip, errPrivate)
 		}
 	}
+	var errs []error
 	for _, ip := range found {
 		conn, err := l.dial(address)(ctx, network, net.JoinHostPort(ip.String(), port))
 		if err == nil {

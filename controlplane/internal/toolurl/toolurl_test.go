@@ -230,6 +230,20 @@ func TestOnlyPublicAddressesAreDialed(t *testing.T) {
 	}
 }
 
+// Links to private files hold a token.
+func TestErrorsDoNotRepeatTheLink(t *testing.T) {
+	l := &Loader{
+		Resolve: func(context.Context, string, string) ([]net.IP, error) {
+			return []net.IP{net.ParseIP("140.82.121.4")}, nil
+		},
+		Dial: func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("far away") },
+	}
+	_, _, err := l.Load(t.Context(), "https://raw.githubusercontent.com/o/r/main/t.py?token=hunter2")
+	if err == nil || strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), "far away") {
+		t.Errorf("got %v", err)
+	}
+}
+
 // The dialer's own check comes after every resolver: what it is handed at last.
 func TestTheSocketIsCheckedAsWell(t *testing.T) {
 	canary := serve(t, func(http.ResponseWriter, *http.Request) {})
