@@ -82,10 +82,11 @@ func secrets(values ...json.RawMessage) []string {
 var escapes = strings.NewReplacer(`\`, `\\`, "\n", `\n`, "\r", `\r`, "\t", `\t`)
 
 // passwords lists what may be secret in the values of fields that their schema
-// has hidden from who types them.
+// has hidden from who types them, or does not know.
 func passwords(schema, values json.RawMessage) []string {
 	var fields struct {
 		Properties map[string]json.RawMessage `json:"properties"`
+		Classes    json.RawMessage            `json:"$defs"` // of the fields that are objects
 	}
 	var set Values
 	if json.Unmarshal(schema, &fields) != nil || json.Unmarshal(values, &set) != nil {
@@ -93,7 +94,8 @@ func passwords(schema, values json.RawMessage) []string {
 	}
 	var out []json.RawMessage
 	for name, value := range set {
-		if hidden.Match(fields.Properties[name]) {
+		field, known := fields.Properties[name]
+		if !known || hidden.Match(field) || bytes.Contains(field, []byte(`"$ref"`)) && hidden.Match(fields.Classes) {
 			out = append(out, value)
 		}
 	}

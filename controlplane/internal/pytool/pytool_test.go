@@ -109,6 +109,28 @@ func TestAPasswordIsMaskedWhole(t *testing.T) {
 	}
 }
 
+func TestWhichValuesArePasswords(t *testing.T) {
+	const login = `"$defs":{"Login":{"properties":{"password":{"format":"password"}}}}`
+	for name, c := range map[string]struct {
+		schema string
+		want   bool
+	}{
+		"a string":                {`{"properties":{"f":{"type":"string"}}}`, false},
+		"a SecretStr":             {`{"properties":{"f":{"format":"password","writeOnly":true}}}`, true},
+		"one that may be missing": {`{"properties":{"f":{"anyOf":[{"format": "password"},{"type":"null"}]}}}`, true},
+		"in an object":            {`{"properties":{"f":{"$ref":"#/$defs/Login"}},` + login + `}`, true},
+		"in a list of objects":    {`{"properties":{"f":{"items":{"$ref":"#/$defs/Login"}}},` + login + `}`, true},
+		"beside an object":        {`{"properties":{"f":{"type":"string"},"g":{"$ref":"#/$defs/Login"}},` + login + `}`, false},
+		"an object without":       {`{"properties":{"f":{"$ref":"#/$defs/Pair"}},"$defs":{"Pair":{"properties":{"a":{"type":"string"}}}}}`, false},
+		"unknown":                 {`{"properties":{}}`, true},
+	} {
+		got := passwords(json.RawMessage(c.schema), json.RawMessage(`{"f":{"deep":["swordfish"]}}`))
+		if (len(got) > 0) != c.want {
+			t.Errorf("%s: got %v", name, got)
+		}
+	}
+}
+
 func TestErrorsDoNotRepeatValues(t *testing.T) {
 	values := json.RawMessage(`{"key":"hunter2","deep":[{"x":"swordfish"}],"n":1,"short":"abc"}`)
 	err := withoutValues(fault.New(fault.Invalid, "[ERROR: 2 errors\nkey\n  hunter2 is bad, so is swordfish [type=value_error, input_value='hunt...er2', input_type=str]]").WithCode("c"), values)
