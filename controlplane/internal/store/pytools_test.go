@@ -373,7 +373,9 @@ func TestADescriptionThatComesLateIsNotStored(t *testing.T) {
 				_, err := s.Update(ctx, admin, id, pytool.Form{Content: pythonSource + "    def newer(self)\n"})
 				return err
 			},
-			"set":     func(id string) error { return second(s.SetValves(ctx, admin, id, pytool.Values{"key": json.RawMessage(`"new"`)})) },
+			"set": func(id string) error {
+				return second(s.SetValves(ctx, admin, id, pytool.Values{"key": json.RawMessage(`"new"`)}))
+			},
 			"deleted": func(id string) error { return s.Delete(ctx, admin, id) },
 		} {
 			s.Format = 1
