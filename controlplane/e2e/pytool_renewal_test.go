@@ -174,6 +174,17 @@ func TestStoredValvesHoldAfterARestart(t *testing.T) {
 				t.Errorf("%s, tool %s: got %v", when, id, got)
 			}
 		}
+		// At once in one session, each has its own.
+		run := member.post("/v1/agent-sessions/"+member.session()+"/run?wait=60", object{"tool_ids": []string{"one", "two"}, "parallel": true, "tool_calls": []object{
+			{"id": "1", "name": "check", "arguments": object{"theirs": "for one"}}, {"id": "2", "name": "two_check", "arguments": object{"theirs": "for two"}},
+			{"id": "3", "name": "check", "arguments": object{"theirs": "for one"}}, {"id": "4", "name": "two_check", "arguments": object{"theirs": "for two"}},
+		}}).want(200)
+		for _, call := range run.list("calls") {
+			wantStatus(t, call, "ok")
+			if call.obj("returned").obj("value")["same"] != true {
+				t.Errorf("%s, at once: got %v", when, call)
+			}
+		}
 	}
 	check("at first")
 	var user string

@@ -217,3 +217,34 @@ func TestOptionsOfValvesAreMadeInTheSandbox(t *testing.T) {
 	}
 	s.get("/api/tools/id/env/valves/spec").want(200)
 }
+
+// A class without a field has a schema without properties; no class has none.
+func TestSchemasOfValvesThatHoldNothing(t *testing.T) {
+	s := pythonStack(t)
+	for id, c := range map[string]struct{ class, spec, user string }{
+		"empty": {"    class Valves(BaseModel): pass\n    class UserValves(BaseModel): pass\n", `"properties":{}`, `"properties":{}`},
+		"none":  {"    x = 1\n", "null", "null"},
+		"odd":   {"    Valves = 7\n    UserValves = None\n", "null", "null"},
+	} {
+		made := s.makeTool(id, "from pydantic import BaseModel\nclass Tools:\n"+c.class+"    def f(self): return 'ran'\n").want(200)
+		if made.obj("meta")["has_user_valves"] != (c.user != "null") {
+			t.Errorf("%s: got %s", id, made.body)
+		}
+		for path, want := range map[string]string{"/valves/spec": c.spec, "/valves/user/spec": c.user} {
+			if got := s.get("/api/tools/id/" + id + path).want(200); !strings.Contains(string(got.body), want) {
+				t.Errorf("%s%s: got %s, want %s", id, path, got.body, want)
+			}
+		}
+		for _, path := range []string{"/valves", "/valves/user"} {
+			if got := strings.TrimSpace(string(s.get("/api/tools/id/" + id + path).want(200).body)); got != "{}" {
+				t.Errorf("%s%s: got %s", id, path, got)
+			}
+			want := 404
+			if c.spec != "null" {
+				want = 200
+			}
+			s.post("/api/tools/id/"+id+path+"/update", object{"unknown": 1}).want(want)
+		}
+		wantStatus(t, s.post("/api/tools/id/"+id+"/run", object{"name": "f"}).want(200).object, "ok")
+	}
+}
