@@ -28,7 +28,6 @@ import (
 	"github.com/bigwave/bigwave/controlplane/internal/tool/builtin"
 	"github.com/bigwave/bigwave/controlplane/internal/toolurl"
 	"github.com/bigwave/bigwave/shared/envelope"
-	protocol "github.com/bigwave/bigwave/shared/wire"
 )
 
 // parts is everything that runs.
@@ -73,7 +72,7 @@ func wire(cfg config.Config, log *slog.Logger, signer *envelope.Signer, db *stor
 		return nil, err
 	}
 	pythonTools := &pytool.Service{
-		Store: db, People: users, Vault: vault, Format: protocol.ToolDescriptions, AdminsAsked: !cfg.AdminToolAccess,
+		Store: db, People: users, Vault: vault, Format: dispatch.DescriptionFormat, AdminsAsked: !cfg.AdminToolAccess,
 		Loader: &toolurl.Loader{Hosts: cfg.ToolURLHosts, GitHub: cfg.ToolURLGitHub, Raw: cfg.ToolURLRaw},
 		Now:    time.Now, NewID: newID, NewUUID: newUUID, Log: log,
 	}

@@ -38,6 +38,9 @@ type Runners interface {
 	Any(ctx context.Context, pool string) (ready int, err error)
 }
 
+// DescriptionFormat is the version of what Describer says of sources.
+const DescriptionFormat = wire.ToolDescriptions
+
 // Describer runs the sources of Python tools, each in a sandbox of its own
 // that is thrown away. It may be used from several goroutines.
 type Describer struct {

@@ -295,7 +295,7 @@ func TestAnAdminMayBeListedOnlyItsOwn(t *testing.T) {
 		a := newAPI(t)
 		a.pythonTools.AdminsAsked = asked
 		owner, _ := a.tenant(identity.DefaultWorkspace, identity.Member)
-		admin, _ := a.tenant(identity.DefaultWorkspace, identity.Admin)
+		admin, adminID := a.tenant(identity.DefaultWorkspace, identity.Admin)
 		a.permit(identity.DefaultWorkspace, "workspace.tools")
 		a.do("POST", "/api/tools/create", owner, form("theirs", "T", valvesTool)).want(200)
 		a.do("POST", "/api/tools/create", admin, form("own", "O", valvesTool)).want(200)
@@ -307,6 +307,10 @@ func TestAnAdminMayBeListedOnlyItsOwn(t *testing.T) {
 		got := a.do("GET", "/api/tools/id/theirs", admin, "").want(200).object()
 		if _, has := got["content"]; has == asked || got["write_access"] == asked {
 			t.Errorf("asked %v: got %v", asked, got)
+		}
+		a.do("POST", "/api/tools/id/theirs/access/update", owner, `{"access_grants":[`+grantTo("user", adminID, "read")+`]}`).want(200)
+		if err := json.Unmarshal(a.do("GET", "/api/tools/list", admin, "").want(200).body, &list); err != nil || len(list) != 2 {
+			t.Errorf("asked %v, with a grant: %d tools, %v", asked, len(list), err)
 		}
 		a.do("POST", "/api/tools/id/theirs/update", admin, form("theirs", "N", valvesTool)).want(200)
 		a.do("DELETE", "/api/tools/id/theirs/delete", admin, "").want(200)

@@ -86,8 +86,8 @@ type Store interface {
 	// unless they are nil; a Conflict when the tool is not of before's revision
 	// or not set to before's valves any more.
 	UpdatePythonTool(ctx context.Context, t, before Tool, e audit.Event) (Tool, error)
-	// OutdatedPythonTool returns, of the tools of all workspaces in order, the
-	// first one behind after whose description is of an older format.
+	// OutdatedPythonTool returns the first one behind after, in all workspaces,
+	// whose description is of an older format; NotFound when there is none.
 	OutdatedPythonTool(ctx context.Context, format int, after Key) (Tool, error)
 	// RenewPythonTool replaces t's description alone; a Conflict when the tool
 	// was changed since t was read.

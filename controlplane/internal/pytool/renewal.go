@@ -9,8 +9,12 @@ import (
 	"github.com/bigwave/bigwave/shared/fault"
 )
 
-// Key is which tool it is among all workspaces'.
-type Key struct{ Workspace, ID string }
+// Key is the place of a tool among those of all workspaces that wait to be
+// described again.
+type Key struct {
+	Format        int // of the description that it has
+	Workspace, ID string
+}
 
 // Renewal has the tools described again that an older platform described:
 // what it said of them is not what this one says. It does so one by one, as
@@ -56,7 +60,7 @@ func (r *Renewal) Sweep(ctx context.Context) error {
 		case err != nil:
 			return err
 		}
-		r.after = Key{t.Workspace, t.ID}
+		r.after = Key{t.Format, t.Workspace, t.ID}
 		if tried, ok := r.failed[r.after]; ok && tried == t.Revision {
 			continue
 		}

@@ -96,7 +96,8 @@ const (
 	pythonToolsWholeOfWorkspace = `SELECT t.content,` + pythonToolColumns + fromPythonTools + ` ORDER BY t.updated_at DESC, t.id`
 	pythonToolByID              = `SELECT t.content, t.spoken, t.valves, t.spoken_set,` + pythonToolColumns + fromPythonTools + ` AND t.id = $2`
 	outdatedPythonTool          = `SELECT t.content, t.spoken, t.valves, t.spoken_set,` + pythonToolColumns + allPythonTools + `
-		WHERE t.described_by < $1 AND (t.workspace_id, t.id) > ($2, $3) ORDER BY t.workspace_id, t.id LIMIT 1`
+		WHERE t.described_by < $1 AND (t.described_by, t.workspace_id, t.id) > ($2, $3, $4)
+		ORDER BY t.described_by, t.workspace_id, t.id LIMIT 1`
 	countOfPythonTools = `SELECT COUNT(*) FROM tools WHERE workspace_id = $1`
 	insertPythonTool   = `
 		INSERT INTO tools (workspace_id, id, user_id, name, content, specs, description, manifest, valves_schema,
@@ -231,11 +232,11 @@ func (db *DB) UpdatePythonTool(ctx context.Context, t, before pytool.Tool, e aud
 	return t, err
 }
 
-// OutdatedPythonTool returns the first tool behind after, by workspace and id,
-// whose description is older than format; NotFound when there is none.
+// OutdatedPythonTool returns the first tool behind after, by format, workspace
+// and id, whose description is older than format; NotFound when there is none.
 func (db *DB) OutdatedPythonTool(ctx context.Context, format int, after pytool.Key) (pytool.Tool, error) {
 	var r pythonToolRow
-	if err := db.get(ctx, &r, outdatedPythonTool, format, after.Workspace, after.ID); err != nil {
+	if err := db.get(ctx, &r, outdatedPythonTool, format, after.Format, after.Workspace, after.ID); err != nil {
 		return pytool.Tool{}, missing(err, "outdated Python tool behind", after.ID)
 	}
 	return r.tool(), nil
