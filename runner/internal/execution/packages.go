@@ -31,7 +31,6 @@ const (
 	installsAtOnce  = 2
 	maxRequirements = 64
 	maxRequirement  = 256 // bytes of one
-	lookTime        = 20 * time.Second
 	maxLooks        = 256 // that a session remembers
 	keptErrors      = 16 << 10
 )
@@ -126,6 +125,12 @@ func (s *Service) packages(c *call, t tool) (*layer.Lease, error) {
 	return nil, lacks(names[0], "The sandbox has no package %s, which the tool requires, and it could not be installed: %s", short(strings.Join(names, ", ")), why)
 }
 
+// limited is why an interpreter did not say what it lacks: it ran into a limit
+// of the policy, or somebody ended it.
+type limited struct{ exit sandbox.Exit }
+
+func (l *limited) Error() string { return "the look for missing packages did not end by itself" }
+
 // lacking asks the sandbox's interpreter what it lacks; nothing of the tool is
 // loaded for that. What it said of a source before counts in this session
 // only: other programs of the sandbox could have put the words into its mouth.
@@ -146,10 +151,13 @@ func (s *Service) lacking(c *call, t tool) (harness.Lacking, error) {
 	results := &harness.Results{Limits: limits}
 	exit, err := c.session.box.Exec(c.ctx, sandbox.Process{
 		ID: c.ID + "-requirements", Program: sandbox.Harness, Script: body, Results: results,
-		Wall: min(lookTime, time.Duration(policy.WallClockSeconds)*time.Second),
+		Wall: time.Duration(policy.WallClockSeconds) * time.Second,
 	})
 	if err != nil {
 		return harness.Lacking{}, err
+	}
+	if !byItself(interpreted(exit, policy, false)) {
+		return harness.Lacking{}, &limited{exit}
 	}
 	found, err := results.Lacking(toolEnding(exit, policy))
 	if err != nil {

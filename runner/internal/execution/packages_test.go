@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/url"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/bigwave/bigwave/runner/internal/layer"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 	"github.com/bigwave/bigwave/shared/envelope"
+	"github.com/bigwave/bigwave/shared/fault"
 	"github.com/bigwave/bigwave/shared/strictjson"
 	"github.com/bigwave/bigwave/shared/wire"
 )
@@ -46,6 +48,7 @@ type packagesRig struct {
 	env               string
 	pip               func(p sandbox.Process) sandbox.Exit
 	called            string // the request of the tool itself
+	look              sandbox.Exit
 }
 
 func newPackagesRig(t *testing.T) *packagesRig {
@@ -76,6 +79,9 @@ func newPackagesRig(t *testing.T) *packagesRig {
 			return r.pip(p)
 		case strings.Contains(string(p.Script), `"op":"lacks"`):
 			r.looked++
+			if r.look.Reason != "" {
+				return r.look
+			}
 			_, _ = p.Results.Write([]byte(`{"result":{"missing":[{"name":"Lib","text":"Lib>=1"}],"interpreter":"cpython 3.13"}}` + "\n"))
 		default:
 			r.called = string(p.Script)
@@ -91,6 +97,17 @@ const requiring = "\"\"\"\nrequirements: Lib>=1\n\"\"\"\n"
 func (r *packagesRig) call(t *testing.T, content string) *wire.Done {
 	t.Helper()
 	return r.ask(t, wire.ToolRequest{Op: wire.ToolCall, ID: "t", Content: content, Function: "f"}, wire.ToolSecrets{})
+}
+
+// describe asks for a description and opens the answer.
+func (r *packagesRig) describe(t *testing.T, content string) (*wire.Done, wire.ToolAnswer) {
+	t.Helper()
+	done := r.ask(t, wire.ToolRequest{Op: wire.ToolDescribe, ID: "t", Content: content, ReplyTo: r.reply.PublicKey().Bytes()}, wire.ToolSecrets{})
+	var a wire.ToolAnswer
+	if plain, err := envelope.OpenBox(r.reply, fmt.Sprintf("call_%d", r.n), done.Value); err != nil || strictjson.Decode(plain, &a) != nil {
+		t.Fatalf("got %+v, %+v: %v", done, done.Error, err)
+	}
+	return done, a
 }
 
 func TestWhatAToolRequiresIsInstalledOnce(t *testing.T) {
@@ -167,11 +184,36 @@ func TestAnInstallationThatFailsSaysWhy(t *testing.T) {
 	if r.installed != 1 || r.called != "" {
 		t.Errorf("installed %d times; called %q", r.installed, r.called)
 	}
-	done := r.ask(t, wire.ToolRequest{Op: wire.ToolDescribe, ID: "t", Content: requiring, ReplyTo: r.reply.PublicKey().Bytes()}, wire.ToolSecrets{})
-	var a wire.ToolAnswer
-	plain, err := envelope.OpenBox(r.reply, "call_4", done.Value)
-	if err != nil || strictjson.Decode(plain, &a) != nil || a.Error == nil || a.Error.Kind != string(harness.MissingModule) || a.Error.Module != "Lib" {
-		t.Errorf("got %+v, %v", a, err)
+	if _, a := r.describe(t, requiring); a.Error == nil || a.Error.Kind != string(harness.MissingModule) || a.Error.Module != "Lib" {
+		t.Errorf("got %+v", a.Error)
+	}
+}
+
+func TestALookThatHitsALimitEndsAsAnyCall(t *testing.T) {
+	for status, tt := range map[string]struct {
+		exit sandbox.Exit
+		code fault.Code
+		kind harness.Kind
+	}{
+		"timed_out":      {sandbox.Exit{Reason: sandbox.TimedOut, Duration: time.Minute}, fault.WallClock, harness.TimedOut},
+		"oom_killed":     {sandbox.Exit{Reason: sandbox.Exited, Signal: "SIGKILL", OOM: true, OOMKills: 1}, fault.MemoryLimit, harness.OOMKilled},
+		"pids_exhausted": {sandbox.Exit{Reason: sandbox.Exited, Code: 1, PIDsHit: true}, fault.PIDsLimit, harness.PIDsExhausted},
+	} {
+		t.Run(status, func(t *testing.T) {
+			r := newPackagesRig(t)
+			r.look = tt.exit
+			done := r.call(t, requiring)
+			if done.Status != status || done.Error == nil || done.Error.Code != string(tt.code) || done.Error.Limit == nil || done.OOMKills != tt.exit.OOMKills {
+				t.Errorf("got %+v, %+v", done, done.Error)
+			}
+			done, a := r.describe(t, requiring)
+			if done.Status != status || a.Error == nil || a.Error.Kind != string(tt.kind) {
+				t.Errorf("described: %+v, %+v", done, a.Error)
+			}
+			if r.looked != 2 || r.installed > 0 || r.called != "" {
+				t.Errorf("looked %d times, installed %d, called %q", r.looked, r.installed, r.called)
+			}
+		})
 	}
 }
 
