@@ -239,11 +239,11 @@ func (d *daemon) packages() (*execution.Packages, error) {
 	if err != nil {
 		return nil, fmt.Errorf("BIGWAVE_PACKAGE_INDEX: %w", err)
 	}
-	layers := &layer.Store{Max: d.cfg.PackagesMB << 20, Time: execution.InstallTime, Now: time.Now, Log: d.log}
+	layers := &layer.Store{Max: d.cfg.PackagesMB << 20, Time: execution.MakeTime, Now: time.Now, Log: d.log}
 	if err := layers.Open(d.cfg.RunnerDataDir); err != nil {
 		return nil, err
 	}
-	return &execution.Packages{Layers: layers, Index: index}, nil
+	return &execution.Packages{Layers: layers, Index: index, MaxMemoryMB: d.cfg.MaxMemoryMB, MaxPIDs: d.cfg.MaxPIDs}, nil
 }
 
 func (d *daemon) close(b sandbox.Backend) {

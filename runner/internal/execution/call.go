@@ -137,6 +137,9 @@ func (s *Service) unstarted(c *call, err error) *wire.Done {
 	if errors.Is(err, errSecrets) {
 		return failed("start_failed", fault.StartFailed, "The tool's valves are sealed to another key than this runner's; nothing ran. Check the runner's key file.")
 	}
+	if se, ok := errors.AsType[*sandbox.StartError](err); ok { // of the sandbox that installs packages
+		return failed("start_failed", fault.Code(se.Code), "What the tool requires could not be installed now: %s. Nothing ran; try again.", short(se.Message))
+	}
 	if c.Blob != nil && errors.Is(err, stream.ErrBlob) {
 		return failed("start_failed", fault.StartFailed, "The call's script or content could not be fetched whole; nothing ran.")
 	}

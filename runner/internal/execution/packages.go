@@ -1,6 +1,7 @@
 package execution
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	_ "embed"
@@ -14,12 +15,13 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bigwave/bigwave/runner/internal/harness"
 	"github.com/bigwave/bigwave/runner/internal/layer"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
+	"github.com/bigwave/bigwave/shared/fault"
 	"github.com/bigwave/bigwave/shared/wire"
 )
 
@@ -27,11 +29,16 @@ import (
 // plane waits for a tool's description.
 const InstallTime = 50 * time.Second
 
+// MakeTime is how long a layer may take, with the wait for a turn.
+const MakeTime = turnTime + InstallTime
+
 const (
-	installsAtOnce  = 2
+	installsAtOnce  = 2                // one of each workspace
+	turnTime        = 20 * time.Second // or the call's own limit, if that is less
+	installMemoryMB = 1024
+	installPIDs     = 128
 	maxRequirements = 64
 	maxRequirement  = 256 // bytes of one
-	lookTime        = 20 * time.Second
 	maxLooks        = 256 // that a session remembers
 	keptErrors      = 16 << 10
 )
@@ -45,11 +52,11 @@ type Packages struct {
 	Layers *layer.Store
 	Index  *url.URL // the simple index
 
-	once  sync.Once
-	turns chan struct{}
+	MaxMemoryMB int64 // that a sandbox may have here; 0: no bound
+	MaxPIDs     int64
 
-	mu sync.Mutex
-	n  int
+	turns turns
+	n     atomic.Int64
 }
 
 // requirement is a name with extras, version specifiers and a marker, as PEP
@@ -106,13 +113,17 @@ func (s *Service) packages(c *call, t tool) (*layer.Lease, error) {
 	wanted := normal(lacking.Missing)
 	key := layer.Key(image+" "+lacking.Interpreter, wanted)
 	lease, err := s.Packages.Layers.Get(c.ctx, key, func(ctx context.Context, w io.Writer) error {
-		err := s.install(ctx, c.session.start.Policy.BaseImage, image, wanted, w)
+		leave, err := s.Packages.turn(ctx, c)
 		if err != nil {
+			return err
+		}
+		defer leave()
+		if err = s.install(ctx, c.session.start.Policy.BaseImage, image, wanted, w); err != nil {
 			s.Log.Warn("packages could not be installed", "requirements", wanted, "error", err)
 		}
 		return err
 	})
-	if err == nil || c.ctx.Err() != nil {
+	if _, passing := errors.AsType[*layer.Passing](err); err == nil || passing || c.ctx.Err() != nil {
 		return lease, err
 	}
 	names := make([]string, len(lacking.Missing))
@@ -125,6 +136,12 @@ func (s *Service) packages(c *call, t tool) (*layer.Lease, error) {
 	}
 	return nil, lacks(names[0], "The sandbox has no package %s, which the tool requires, and it could not be installed: %s", short(strings.Join(names, ", ")), why)
 }
+
+// limited is why an interpreter did not say what it lacks: it ran into a limit
+// of the policy, or somebody ended it.
+type limited struct{ exit sandbox.Exit }
+
+func (l *limited) Error() string { return "the look for missing packages did not end by itself" }
 
 // lacking asks the sandbox's interpreter what it lacks; nothing of the tool is
 // loaded for that. What it said of a source before counts in this session
@@ -146,10 +163,13 @@ func (s *Service) lacking(c *call, t tool) (harness.Lacking, error) {
 	results := &harness.Results{Limits: limits}
 	exit, err := c.session.box.Exec(c.ctx, sandbox.Process{
 		ID: c.ID + "-requirements", Program: sandbox.Harness, Script: body, Results: results,
-		Wall: min(lookTime, time.Duration(policy.WallClockSeconds)*time.Second),
+		Wall: time.Duration(policy.WallClockSeconds) * time.Second,
 	})
 	if err != nil {
 		return harness.Lacking{}, err
+	}
+	if !byItself(interpreted(exit, policy, false)) {
+		return harness.Lacking{}, &limited{exit}
 	}
 	found, err := results.Lacking(toolEnding(exit, policy))
 	if err != nil {
@@ -164,6 +184,19 @@ func (s *Service) lacking(c *call, t tool) (harness.Lacking, error) {
 	return found, nil
 }
 
+// turn waits until a call's packages may be installed: no longer than the call
+// itself may take, and leaves time to install them.
+func (p *Packages) turn(ctx context.Context, c *call) (leave func(), err error) {
+	wait := min(turnTime, time.Duration(c.session.start.Policy.WallClockSeconds)*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	leave, err = p.turns.take(ctx, c.session.workspace)
+	if err != nil {
+		return nil, &layer.Passing{Err: &sandbox.StartError{Code: string(fault.Capacity), Message: "others are being installed on this runner", Cause: err}}
+	}
+	return leave, nil
+}
+
 // pipError is why pip installed nothing, in its own words.
 type pipError struct{ line string }
 
@@ -172,25 +205,17 @@ func (e *pipError) Error() string { return e.line }
 // install runs pip in a sandbox of its own, which reaches the index and nothing
 // else and is thrown away, and writes what it installed to w.
 func (s *Service) install(ctx context.Context, base, image string, wanted []string, w io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, InstallTime)
+	defer cancel()
 	p := s.Packages
-	p.once.Do(func() { p.turns = make(chan struct{}, installsAtOnce) })
-	select {
-	case p.turns <- struct{}{}:
-		defer func() { <-p.turns }()
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	p.mu.Lock()
-	p.n++
-	id := fmt.Sprintf("packages-%d", p.n)
-	p.mu.Unlock()
+	id := fmt.Sprintf("packages-%d", p.n.Add(1))
 	script, err := json.Marshal(map[string]any{"index": p.Index.String(), "plain": p.plain(), "requirements": wanted})
 	if err != nil {
 		return err
 	}
 	box, err := s.Backend.Start(ctx, p.spec(id, base))
 	if err != nil {
-		return fmt.Errorf("start a sandbox to install packages in: %w", err)
+		return &layer.Passing{Err: fmt.Errorf("start a sandbox to install packages in: %w", err)}
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
@@ -200,7 +225,7 @@ func (s *Service) install(ctx context.Context, base, image string, wanted []stri
 		}
 	}()
 	if got := box.Info().ImageDigest; got != image {
-		return fmt.Errorf("base_image %s is %s now, not %s as in the session", base, got, image)
+		return &layer.Passing{Err: fmt.Errorf("base_image %s is %s now, not %s as in the session", base, got, image)}
 	}
 	stderr := &tail{max: keptErrors}
 	exit, err := box.Exec(ctx, sandbox.Process{
@@ -208,12 +233,14 @@ func (s *Service) install(ctx context.Context, base, image string, wanted []stri
 		Wall: InstallTime, Stdout: w, Stderr: stderr,
 	})
 	switch {
-	case err != nil:
-		return fmt.Errorf("install packages: %w", err)
-	case exit.Reason == sandbox.TimedOut || ctx.Err() != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded):
+	case exit.Reason == sandbox.TimedOut || errors.Is(context.Cause(ctx), context.DeadlineExceeded):
 		return &pipError{fmt.Sprintf("it took longer than %v", InstallTime)}
+	case err != nil:
+		return &layer.Passing{Err: fmt.Errorf("install packages: %w", err)}
+	case exit.Reason == sandbox.Killed || exit.Reason == sandbox.Died:
+		return &layer.Passing{Err: errors.New("the sandbox that installs packages was ended")}
 	case exit.OOM:
-		return &pipError{"it needs more memory than an installation may have"}
+		return &pipError{fmt.Sprintf("it needs more memory than an installation may have (%d MiB)", p.memory())}
 	case exit.DiskFull:
 		return &pipError{"it needs more room than an installation may have"}
 	case exit.Reason != sandbox.Exited || exit.Code != 0:
@@ -241,9 +268,14 @@ func (p *Packages) spec(id, base string) sandbox.Spec {
 		Policy: sandbox.Policy{
 			FSAllowlist:      []string{"/workspace"},
 			NetworkAllowlist: []string{net.JoinHostPort(host, port)},
-			CPUShares:        512, MemoryMB: 1024, PIDsLimit: 128, BaseImage: base,
+			CPUShares:        512, MemoryMB: p.memory(), PIDsLimit: min(installPIDs, cmp.Or(p.MaxPIDs, installPIDs)), BaseImage: base,
 		},
 	}
+}
+
+// memory is what the runner admits of what an installation may need.
+func (p *Packages) memory() int64 {
+	return min(installMemoryMB, cmp.Or(p.MaxMemoryMB, installMemoryMB))
 }
 
 // tail keeps the end of what is written.

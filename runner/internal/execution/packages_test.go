@@ -4,10 +4,14 @@ import (
 	"archive/tar"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/bigwave/bigwave/runner/internal/bustest"
@@ -15,6 +19,7 @@ import (
 	"github.com/bigwave/bigwave/runner/internal/layer"
 	"github.com/bigwave/bigwave/runner/internal/sandbox"
 	"github.com/bigwave/bigwave/shared/envelope"
+	"github.com/bigwave/bigwave/shared/fault"
 	"github.com/bigwave/bigwave/shared/strictjson"
 	"github.com/bigwave/bigwave/shared/wire"
 )
@@ -46,6 +51,7 @@ type packagesRig struct {
 	env               string
 	pip               func(p sandbox.Process) sandbox.Exit
 	called            string // the request of the tool itself
+	look              sandbox.Exit
 }
 
 func newPackagesRig(t *testing.T) *packagesRig {
@@ -76,6 +82,9 @@ func newPackagesRig(t *testing.T) *packagesRig {
 			return r.pip(p)
 		case strings.Contains(string(p.Script), `"op":"lacks"`):
 			r.looked++
+			if r.look.Reason != "" {
+				return r.look
+			}
 			_, _ = p.Results.Write([]byte(`{"result":{"missing":[{"name":"Lib","text":"Lib>=1"}],"interpreter":"cpython 3.13"}}` + "\n"))
 		default:
 			r.called = string(p.Script)
@@ -91,6 +100,17 @@ const requiring = "\"\"\"\nrequirements: Lib>=1\n\"\"\"\n"
 func (r *packagesRig) call(t *testing.T, content string) *wire.Done {
 	t.Helper()
 	return r.ask(t, wire.ToolRequest{Op: wire.ToolCall, ID: "t", Content: content, Function: "f"}, wire.ToolSecrets{})
+}
+
+// describe asks for a description and opens the answer.
+func (r *packagesRig) describe(t *testing.T, content string) (*wire.Done, wire.ToolAnswer) {
+	t.Helper()
+	done := r.ask(t, wire.ToolRequest{Op: wire.ToolDescribe, ID: "t", Content: content, ReplyTo: r.reply.PublicKey().Bytes()}, wire.ToolSecrets{})
+	var a wire.ToolAnswer
+	if plain, err := envelope.OpenBox(r.reply, fmt.Sprintf("call_%d", r.n), done.Value); err != nil || strictjson.Decode(plain, &a) != nil {
+		t.Fatalf("got %+v, %+v: %v", done, done.Error, err)
+	}
+	return done, a
 }
 
 func TestWhatAToolRequiresIsInstalledOnce(t *testing.T) {
@@ -167,11 +187,138 @@ func TestAnInstallationThatFailsSaysWhy(t *testing.T) {
 	if r.installed != 1 || r.called != "" {
 		t.Errorf("installed %d times; called %q", r.installed, r.called)
 	}
-	done := r.ask(t, wire.ToolRequest{Op: wire.ToolDescribe, ID: "t", Content: requiring, ReplyTo: r.reply.PublicKey().Bytes()}, wire.ToolSecrets{})
-	var a wire.ToolAnswer
-	plain, err := envelope.OpenBox(r.reply, "call_4", done.Value)
-	if err != nil || strictjson.Decode(plain, &a) != nil || a.Error == nil || a.Error.Kind != string(harness.MissingModule) || a.Error.Module != "Lib" {
-		t.Errorf("got %+v, %v", a, err)
+	if _, a := r.describe(t, requiring); a.Error == nil || a.Error.Kind != string(harness.MissingModule) || a.Error.Module != "Lib" {
+		t.Errorf("got %+v", a.Error)
+	}
+}
+
+func TestAnInstallationThatCantStartIsTriedAgain(t *testing.T) {
+	r := newPackagesRig(t)
+	works := r.pip
+	for _, tt := range []struct {
+		broken error
+		exit   sandbox.Exit
+		code   fault.Code
+		says   string
+	}{
+		{broken: &sandbox.StartError{Code: "capacity", Message: "this runner's disk has too little room"}, code: fault.Capacity, says: "too little room"},
+		{broken: errors.New("secret path"), code: fault.StartFailed, says: "the runner's log"},
+		{exit: sandbox.Exit{Reason: sandbox.Died}, code: fault.StartFailed, says: "the runner's log"},
+	} {
+		r.machine.broken = tt.broken
+		r.pip = func(sandbox.Process) sandbox.Exit { return tt.exit }
+		done := r.call(t, requiring)
+		if done.Status != "start_failed" || done.Error.Code != string(tt.code) || !strings.Contains(done.Error.Message, tt.says) || strings.Contains(done.Error.Message, "secret") {
+			t.Errorf("got %+v, %+v", done, done.Error)
+		}
+		done = r.ask(t, wire.ToolRequest{Op: wire.ToolDescribe, ID: "t", Content: requiring, ReplyTo: r.reply.PublicKey().Bytes()}, wire.ToolSecrets{})
+		if done.Status != "start_failed" || done.Error.Code != string(tt.code) || done.HasValue { // without a word on the tool
+			t.Errorf("got %+v, %+v", done, done.Error)
+		}
+	}
+	r.machine.broken, r.pip = nil, works
+	if done := r.call(t, requiring); done.Status != "ok" || r.called == "" {
+		t.Errorf("got %+v, %+v", done, done.Error)
+	}
+	if n := r.machine.left(); n != 1 {
+		t.Errorf("%d sandboxes are left", n)
+	}
+}
+
+func TestAnInstallationStaysBelowTheRunnersCeilings(t *testing.T) {
+	p := &Packages{Index: &url.URL{Scheme: "http", Host: "h"}}
+	for _, tt := range []struct{ memory, pids, wantMemory, wantPIDs int64 }{
+		{0, 0, 1024, 128}, {256, 16, 256, 16}, {65536, 32768, 1024, 128},
+	} {
+		p.MaxMemoryMB, p.MaxPIDs = tt.memory, tt.pids
+		if got := p.spec("x", "image").Policy; got.MemoryMB != tt.wantMemory || got.PIDsLimit != tt.wantPIDs {
+			t.Errorf("%+v: got %+v", tt, got)
+		}
+	}
+}
+
+func TestOneWorkspaceLeavesRoomForAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p Packages
+		var order []string
+		var mu sync.Mutex
+		install := func(workspace string, takes time.Duration) {
+			leave, err := p.turns.take(t.Context(), workspace)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			order = append(order, workspace)
+			mu.Unlock()
+			time.Sleep(takes)
+			leave()
+		}
+		for _, workspace := range []string{"a", "a", "a", "b", "c"} {
+			go install(workspace, map[string]time.Duration{"a": 10 * time.Second, "b": 11 * time.Second, "c": time.Second}[workspace])
+			synctest.Wait()
+		}
+		time.Sleep(time.Minute)
+		if got := strings.Join(order, ""); got != "abcaa" {
+			t.Errorf("they went in the order %s", got)
+		}
+		if len(p.turns.of) != 0 {
+			t.Errorf("left: %v", p.turns.of)
+		}
+	})
+}
+
+func TestTheWaitForATurnIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p Packages
+		for _, workspace := range []string{"a", "b"} {
+			if _, err := p.turns.take(t.Context(), workspace); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for workspace, wall := range map[string]int64{"a": 5, "c": 3600} {
+			began := time.Now()
+			c := &call{session: &session{workspace: workspace, start: wire.Start{Policy: wire.Policy{WallClockSeconds: wall}}}}
+			_, err := p.turn(t.Context(), c)
+			se, ok := errors.AsType[*sandbox.StartError](err)
+			if _, passing := errors.AsType[*layer.Passing](err); !passing || !ok || se.Code != string(fault.Capacity) {
+				t.Errorf("got %v", err)
+			}
+			if took, want := time.Since(began), min(turnTime, time.Duration(wall)*time.Second); took != want {
+				t.Errorf("%s waited %v, not %v", workspace, took, want)
+			}
+		}
+		if len(p.turns.of) != 2 {
+			t.Errorf("left: %v", p.turns.of)
+		}
+	})
+}
+
+func TestALookThatHitsALimitEndsAsAnyCall(t *testing.T) {
+	for status, tt := range map[string]struct {
+		exit sandbox.Exit
+		code fault.Code
+		kind harness.Kind
+	}{
+		"timed_out":      {sandbox.Exit{Reason: sandbox.TimedOut, Duration: time.Minute}, fault.WallClock, harness.TimedOut},
+		"oom_killed":     {sandbox.Exit{Reason: sandbox.Exited, Signal: "SIGKILL", OOM: true, OOMKills: 1}, fault.MemoryLimit, harness.OOMKilled},
+		"pids_exhausted": {sandbox.Exit{Reason: sandbox.Exited, Code: 1, PIDsHit: true}, fault.PIDsLimit, harness.PIDsExhausted},
+	} {
+		t.Run(status, func(t *testing.T) {
+			r := newPackagesRig(t)
+			r.look = tt.exit
+			done := r.call(t, requiring)
+			if done.Status != status || done.Error == nil || done.Error.Code != string(tt.code) || done.Error.Limit == nil || done.OOMKills != tt.exit.OOMKills {
+				t.Errorf("got %+v, %+v", done, done.Error)
+			}
+			done, a := r.describe(t, requiring)
+			if done.Status != status || a.Error == nil || a.Error.Kind != string(tt.kind) {
+				t.Errorf("described: %+v, %+v", done, a.Error)
+			}
+			if r.looked != 2 || r.installed > 0 || r.called != "" {
+				t.Errorf("looked %d times, installed %d, called %q", r.looked, r.installed, r.called)
+			}
+		})
 	}
 }
 

@@ -102,6 +102,13 @@ func (s *Service) performTool(c *call, script []byte, out output) *wire.Done {
 		}
 		return done
 	}
+	if l, ok := errors.AsType[*limited](err); ok && c.ctx.Err() == nil {
+		done, err := t.ended(c.ID, l.exit, policy)
+		if err != nil {
+			return s.unstarted(c, err)
+		}
+		return done
+	}
 	if err != nil {
 		return s.unstarted(c, err)
 	}
@@ -121,8 +128,7 @@ func (s *Service) performTool(c *call, script []byte, out output) *wire.Done {
 	if err != nil {
 		return s.unstarted(c, err)
 	}
-	v := verdict{exit: exit, program: p.Program, policy: policy, flooded: out.flooded(), stderr: func() []byte { return nil }}
-	done := outcome(v)
+	done := interpreted(exit, policy, out.flooded())
 	if t.Op == wire.ToolCall {
 		returned(done, results.Call(toolEnding(exit, policy)), out)
 	} else if err := t.reply(c.ID, done, results, toolEnding(exit, policy), packages != nil); err != nil {
@@ -141,6 +147,12 @@ func toolEnding(e sandbox.Exit, p wire.Policy) harness.Ending {
 		TimedOut: e.Reason == sandbox.TimedOut, Wall: time.Duration(p.WallClockSeconds) * time.Second,
 		DiskFull: e.DiskFull, Signal: e.Signal, Code: e.Code,
 	}
+}
+
+// interpreted is the outcome of an interpreter of a tool; the tool's own word
+// may follow.
+func interpreted(e sandbox.Exit, p wire.Policy, flooded bool) *wire.Done {
+	return outcome(verdict{exit: e, program: sandbox.Harness, policy: p, flooded: flooded, stderr: func() []byte { return nil }})
 }
 
 // byItself reports whether no limit and nobody else ended the call, so that
@@ -235,6 +247,17 @@ func (t tool) reply(call string, d *wire.Done, results *harness.Results, e harne
 
 func answered(e *harness.Error) *wire.ToolError {
 	return &wire.ToolError{Kind: string(e.Kind), Message: e.Sentence(), Module: e.Module}
+}
+
+// ended is the outcome of a tool that was not loaded, since a limit or somebody
+// ended its interpreter before.
+func (t tool) ended(call string, e sandbox.Exit, p wire.Policy) (*wire.Done, error) {
+	d := interpreted(e, p, false)
+	d.ExitCode = nil
+	if t.Op == wire.ToolCall {
+		return d, nil
+	}
+	return d, t.reply(call, d, &harness.Results{}, toolEnding(e, p), false)
 }
 
 // box puts an answer into d, to be read by who asked.

@@ -294,9 +294,16 @@ def frontmatter(content):
 
 
 def requirements(manifest):
-    """The packages that the frontmatter names; a comma inside brackets is theirs."""
-    parts = re.split(r",(?![^\[\]]*\])", manifest.get("requirements", ""))
-    return [p.strip() for p in parts if p.strip()]
+    """The packages that the frontmatter names. A comma inside brackets is
+    theirs, and so is one before a comparison: a>=1,<2 is one."""
+    parts = []
+    for part in re.split(r",(?![^\[\]]*\])", manifest.get("requirements", "")):
+        part = part.strip()
+        if parts and part.startswith(("<", ">", "=", "!", "~")):
+            parts[-1] += "," + part
+        elif part:
+            parts.append(part)
+    return parts
 
 
 def missing(wanted):

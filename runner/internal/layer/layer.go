@@ -20,6 +20,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -38,6 +39,14 @@ func Key(interpreter string, requirements []string) string {
 // Fill writes a layer's files to w as a tar stream. Whoever has made the
 // stream is not trusted.
 type Fill func(ctx context.Context, w io.Writer) error
+
+// Passing is an error that says nothing of the layer: it is not remembered, and
+// whoever asks next makes another attempt.
+type Passing struct{ Err error }
+
+func (p *Passing) Error() string { return p.Err.Error() }
+
+func (p *Passing) Unwrap() error { return p.Err }
 
 // Store is the layers of one runner. Its methods may be called from several
 // goroutines; Close ends what is being made.
@@ -173,7 +182,7 @@ func (l *Lease) Release() {
 
 // Get returns the layer of a key, which fill makes if it is not there. However
 // many ask at once, one makes it, and goes on when ctx ends; a failure answers
-// everybody for a minute.
+// everybody for a minute, one that is a *Passing those who wait.
 func (s *Store) Get(ctx context.Context, key string, fill Fill) (*Lease, error) {
 	for {
 		lease, m, err := s.look(key, fill)
@@ -212,7 +221,7 @@ func (s *Store) look(key string, fill Fill) (*Lease, *making, error) {
 		return nil, m, nil
 	}
 	if s.ctx.Err() != nil {
-		return nil, nil, errors.New("the runner is shutting down")
+		return nil, nil, &Passing{errors.New("the runner is shutting down")}
 	}
 	m := &making{done: make(chan struct{})}
 	s.making[key] = m
@@ -230,6 +239,9 @@ func (s *Store) make(key string, m *making, fill Fill) {
 	delete(s.making, key)
 	if err != nil {
 		m.err = err
+		if _, passing := errors.AsType[*Passing](err); passing {
+			return
+		}
 		if len(s.failures) >= maxFailures {
 			clear(s.failures)
 		}
@@ -248,7 +260,7 @@ func (s *Store) install(ctx context.Context, fill Fill) (_ *entry, err error) {
 	token := strings.ToLower(rand.Text())
 	part := token + ".part"
 	if err := s.root.Mkdir(part, 0o700); err != nil {
-		return nil, fmt.Errorf("make a folder for packages: %w", err)
+		return nil, &Passing{fmt.Errorf("make a folder for packages: %w", err)}
 	}
 	defer func() {
 		if err != nil {
@@ -259,15 +271,18 @@ func (s *Store) install(ctx context.Context, fill Fill) (_ *entry, err error) {
 	}()
 	to, err := s.root.OpenRoot(part)
 	if err != nil {
-		return nil, fmt.Errorf("open a folder for packages: %w", err)
+		return nil, &Passing{fmt.Errorf("open a folder for packages: %w", err)}
 	}
 	defer to.Close()
 	size, err := s.receive(ctx, to, fill)
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return nil, &Passing{err} // the runner's disk is full
+	}
 	if err != nil {
 		return nil, err
 	}
 	if err := errors.Join(s.root.Chmod(part, 0o755), s.root.Rename(part, token)); err != nil {
-		return nil, fmt.Errorf("put a folder of packages into its place: %w", err)
+		return nil, &Passing{fmt.Errorf("put a folder of packages into its place: %w", err)}
 	}
 	return &entry{Token: token, Size: size, Used: s.Now()}, nil
 }

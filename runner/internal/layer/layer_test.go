@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -145,6 +146,23 @@ func TestFailuresAreRememberedForAMinute(t *testing.T) {
 	get(t, s, "k", file("x", 1))
 	if tries != 1 {
 		t.Errorf("tried %d times", tries)
+	}
+}
+
+func TestAPassingFailureIsNotRemembered(t *testing.T) {
+	s := open(t, t.TempDir())
+	for _, fails := range []error{
+		&Passing{errors.New("no room")}, fmt.Errorf("start: %w", &Passing{errors.New("no room")}), &fs.PathError{Op: "write", Err: syscall.ENOSPC},
+	} {
+		_, err := s.Get(t.Context(), "k", func(context.Context, io.Writer) error { return fails })
+		if _, ok := errors.AsType[*Passing](err); !ok {
+			t.Errorf("%v: got %v", fails, err)
+		}
+	}
+	get(t, s, "k", file("x", 1))
+	left, err := fs.ReadDir(s.root.FS(), ".")
+	if err == nil && len(left) != 1 {
+		t.Errorf("left: %v", left)
 	}
 }
 
