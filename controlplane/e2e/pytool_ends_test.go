@@ -40,7 +40,8 @@ func TestAFunctionThatIsNotThereIsNamed(t *testing.T) {
 		{"id": "1", "name": "f", "arguments": object{}}}}).want(404)
 }
 
-// Functions that never come back, each a process that is named after it.
+// stuck has functions that never come back, each a process that is named
+// after it: NAME and the function.
 const stuck = `
 import asyncio, ctypes, subprocess, time
 
@@ -52,13 +53,13 @@ def named(name):
 class Tools:
     def spin(self):
         """Works for ever."""
-        named("bw-e2e-spin")
+        named("NAMEspin")
         while True:
             pass
 
     def sleep(self):
         """Sleeps for ever, and does not want to be woken."""
-        named("bw-e2e-sleep")
+        named("NAMEsleep")
         while True:
             try:
                 time.sleep(1e6)
@@ -67,13 +68,13 @@ class Tools:
 
     async def wait(self):
         """Waits for ever."""
-        named("bw-e2e-wait")
+        named("NAMEwait")
         await asyncio.Event().wait()
 
     def child(self):
         """Waits for another that never ends."""
-        named("bw-e2e-child")
-        subprocess.run(["sleep", "8641799"], start_new_session=True)
+        named("NAMEchild")
+        subprocess.run(["sleep", "86417PID"], start_new_session=True)
 
     def quick(self):
         """Comes back."""
@@ -97,7 +98,8 @@ func named(word string) int {
 func TestCancelEndsAPythonCallThatHangs(t *testing.T) {
 	s := start(t, options{runEnv: onContainers(t), cpEnv: []string{"BIGWAVE_MAX_RUNS_PER_SESSION=1"}})
 	s.setPolicy(object{"wall_clock_seconds": 300})
-	s.makeTool("stuck", stuck).want(200)
+	word, seconds := fmt.Sprintf("bw%d", os.Getpid()), fmt.Sprintf("86417%d", os.Getpid())
+	s.makeTool("stuck", strings.NewReplacer("NAME", word, "86417PID", seconds).Replace(stuck)).want(200)
 	ses := s.session()
 	run := func(name, wait string) answer {
 		t.Helper()
@@ -108,7 +110,7 @@ func TestCancelEndsAPythonCallThatHangs(t *testing.T) {
 	for _, name := range []string{"spin", "sleep", "wait", "child"} {
 		id := run(name, "0").want(202).str("id")
 		eventually(t, 20*time.Second, name+" runs", func() error {
-			if n := named("bw-e2e-" + name); n != 1 {
+			if n := named(word + name); n != 1 {
 				return fmt.Errorf("%d processes have its name", n)
 			}
 			return nil
@@ -125,10 +127,10 @@ func TestCancelEndsAPythonCallThatHangs(t *testing.T) {
 		if took := time.Since(began); took > 10*time.Second {
 			t.Errorf("after %s the place was free after %v", name, took)
 		}
-		if n := named("bw-e2e-" + name); n != 0 {
+		if n := named(word + name); n != 0 {
 			t.Errorf("%d processes of %s are left", n, name)
 		}
-		if err := noProcess("sleep 8641799"); err != nil {
+		if err := noProcess("sleep " + seconds); err != nil {
 			t.Errorf("after %s: %v", name, err)
 		}
 	}
@@ -137,7 +139,7 @@ func TestCancelEndsAPythonCallThatHangs(t *testing.T) {
 	began := s.post("/api/tools/id/stuck/run?wait=0", object{"name": "spin"}).want(202)
 	at := began.header.Get("Location")
 	eventually(t, 20*time.Second, "it runs", func() error {
-		if n := named("bw-e2e-spin"); n != 1 {
+		if n := named(word + "spin"); n != 1 {
 			return fmt.Errorf("%d processes have its name", n)
 		}
 		return nil
@@ -145,8 +147,8 @@ func TestCancelEndsAPythonCallThatHangs(t *testing.T) {
 	s.post(at+"/cancel", nil)
 	eventually(t, 10*time.Second, "it is gone", func() error {
 		got, err := s.send(context.Background(), "GET", at, nil)
-		if err != nil || got.str("status") != "cancelled" || named("bw-e2e-spin") != 0 {
-			return fmt.Errorf("%d processes, %s, %v", named("bw-e2e-spin"), got.body, err)
+		if err != nil || got.str("status") != "cancelled" || named(word+"spin") != 0 {
+			return fmt.Errorf("%d processes, %s, %v", named(word+"spin"), got.body, err)
 		}
 		return nil
 	})

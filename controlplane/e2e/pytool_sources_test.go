@@ -196,6 +196,7 @@ func TestOptionsOfValvesAreMadeInTheSandbox(t *testing.T) {
 	}
 	ended := make(chan time.Duration)
 	go func() {
+		defer close(ended)
 		began := time.Now()
 		for range 5 {
 			wantStatus(t, s.post("/api/tools/id/calculator/run", object{"name": "add", "arguments": object{"a": 1, "b": 2}}).want(200).object, "ok")

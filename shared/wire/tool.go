@@ -14,11 +14,11 @@ type ToolRequest struct {
 	Op        string          `json:"op"` // one of the three
 	ID        string          `json:"id"` // of the tool
 	Content   string          `json:"content"`
-	Function  string          `json:"function,omitempty"`  // call
+	Function  string          `json:"function,omitempty"` // call
 	Arguments json.RawMessage `json:"arguments,omitzero"` // call: an object
-	Which     string          `json:"which,omitempty"`     // validate_valves: "valves" or "user_valves"
-	Sealed    []byte          `json:"sealed,omitempty"`    // ToolSecrets, boxed to the runner's key for the call's id
-	ReplyTo   []byte          `json:"reply_to,omitempty"`  // describe, validate_valves: the X25519 key that Done.Value is boxed to, for the call's id
+	Which     string          `json:"which,omitempty"`    // validate_valves: "valves" or "user_valves"
+	Sealed    []byte          `json:"sealed,omitempty"`   // ToolSecrets, boxed to the runner's key for the call's id
+	ReplyTo   []byte          `json:"reply_to,omitempty"` // describe, validate_valves: the X25519 key that Done.Value is boxed to, for the call's id
 }
 
 // ToolSecrets are the parts of a ToolRequest that nobody on the way may read.
@@ -26,7 +26,7 @@ type ToolSecrets struct {
 	Valves     json.RawMessage `json:"valves,omitzero"`      // describe, call: what the tool is set to
 	UserValves json.RawMessage `json:"user_valves,omitzero"` // call: what the user has set
 	Values     json.RawMessage `json:"values,omitzero"`      // validate_valves
-	User       *ToolUser       `json:"user,omitempty"`        // call
+	User       *ToolUser       `json:"user,omitempty"`       // call
 }
 
 // ToolUser is what a tool is told of the one who calls it.

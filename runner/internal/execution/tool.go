@@ -63,8 +63,10 @@ func toolLimits(p wire.Policy) harness.Limits {
 	return harness.Limits{Text: min(p.OutputBytesLimit, 1<<20), Attachments: min(p.OutputBytesLimit, 8<<20)}
 }
 
-// request is what the harness reads; paths are folders with packages.
-func (t tool) request(l harness.Limits, paths []string) ([]byte, error) {
+// request is what the harness reads for c; paths are folders with packages. A
+// function takes the session for the chat that it serves, and the run for the
+// message.
+func (t tool) request(c *call, l harness.Limits, paths []string) ([]byte, error) {
 	source := harness.Tool{ID: t.ID, Content: t.Content, Paths: paths}
 	switch t.Op {
 	case wire.ToolDescribe:
@@ -72,16 +74,31 @@ func (t tool) request(l harness.Limits, paths []string) ([]byte, error) {
 	case wire.ToolValidate:
 		return harness.ValidateValves{Tool: source, Which: harness.Which(t.Which), Values: t.secrets.Values}.Request(l)
 	case wire.ToolCall:
-		c := harness.Call{
+		asked := harness.Call{
 			Tool: source, Function: t.Function, Arguments: t.Arguments,
 			Valves: t.secrets.Valves, UserValves: t.secrets.UserValves,
+			ChatID: c.session.held.Session, MessageID: c.Run,
 		}
 		if u := t.secrets.User; u != nil {
-			c.User = harness.User{ID: u.ID, Name: u.Name, Role: u.Role}
+			asked.User = harness.User{ID: u.ID, Name: u.Name, Role: u.Role}
 		}
-		return c.Request(l)
+		var err error
+		if asked.Metadata, err = strictjson.Encode(metadata{
+			User: asked.User.ID, Chat: asked.ChatID, Message: asked.MessageID, Session: asked.ChatID,
+		}); err != nil {
+			return nil, err
+		}
+		return asked.Request(l)
 	}
 	return nil, errRequest
+}
+
+// metadata is what a function is told as __metadata__.
+type metadata struct {
+	User    string `json:"user_id"`
+	Chat    string `json:"chat_id"`
+	Message string `json:"message_id"`
+	Session string `json:"session_id"`
 }
 
 // performTool carries out a call of a Python tool. What a source prints while
@@ -112,7 +129,7 @@ func (s *Service) performTool(c *call, script []byte, out output) *wire.Done {
 	if err != nil {
 		return s.unstarted(c, err)
 	}
-	body, err := t.request(limits, folder(packages))
+	body, err := t.request(c, limits, folder(packages))
 	if err != nil {
 		return s.unstarted(c, err)
 	}

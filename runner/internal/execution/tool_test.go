@@ -86,7 +86,8 @@ func TestToolCallsGetTheirSecretsAndReturn(t *testing.T) {
 	if r.got.Program != sandbox.Harness {
 		t.Errorf("ran %q", r.got.Program)
 	}
-	for _, want := range []string{`"function":"f"`, `"valves":{"k":"v1"}`, `"user_valves":{"k":"v2"}`, `"name":"Ann"`, `"x":1`} {
+	for _, want := range []string{`"function":"f"`, `"valves":{"k":"v1"}`, `"user_valves":{"k":"v2"}`, `"name":"Ann"`, `"x":1`,
+		`"metadata":{"user_id":"usr_1","chat_id":"ses_1","message_id":"run_1","session_id":"ses_1"}`, `"ids":{"chat":"ses_1","message":"run_1"}`} {
 		if !strings.Contains(string(r.got.Script), want) {
 			t.Errorf("the request lacks %s: %s", want, r.got.Script)
 		}
