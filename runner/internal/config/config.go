@@ -70,7 +70,7 @@ type Config struct {
 	EgressIdle         time.Duration `env:"EGRESS_IDLE" envDefault:"5m" allowed:"a duration from 1s to 24h, such as 5m" doc:"how long a connection of a sandbox may be silent"`
 	EgressBytes        int64         `env:"EGRESS_BYTES" envDefault:"0" allowed:"a whole number from 0" doc:"bytes that a sandbox may send and receive in its life; 0 is no limit"`
 
-	PackageIndex string `env:"PACKAGE_INDEX" allowed:"an http:// or https:// address without a user, ? or #" doc:"simple index (PEP 503) that requirements of Python tools are installed from; it must serve the files itself, since an installation reaches this host and port only, public or not (a host on this machine must be given as an address); none means that what a tool requires must be in the base image"`
+	PackageIndex string `env:"PACKAGE_INDEX" allowed:"an http:// or https:// address without a user, ? or #, not of localhost" doc:"simple index (PEP 503) that requirements of Python tools are installed from; it must serve the files itself, since an installation reaches this host and port only, public or not (a host on this machine must be given as an address); none means that what a tool requires must be in the base image"`
 	PackagesMB   int64  `env:"PACKAGES_MB" envDefault:"2048" allowed:"a whole number from 16 to 1048576" doc:"size of all installed packages that are kept in <runner data>/layers, in MiB; those unused for longest go"`
 
 	Grace       time.Duration     `env:"GRACE" envDefault:"30s" allowed:"a duration from 0s to 24h, such as 30s" doc:"how long open calls may go on after SIGTERM"`
@@ -196,9 +196,11 @@ func hostPort(s string) bool {
 	return err == nil && host != "" && notNumber == nil && n > 0
 }
 
+// indexURL refuses localhost too, which to a sandbox is itself.
 func indexURL(s string) bool {
 	u, err := url.Parse(s)
 	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" && u.User == nil &&
+		!strings.EqualFold(u.Hostname(), "localhost") &&
 		u.RawQuery == "" && !u.ForceQuery && !strings.Contains(s, "#") && (u.Port() == "" || hostPort(u.Host))
 }
 
