@@ -145,10 +145,10 @@ func TestWhatAToolRequiresIsInstalledOnce(t *testing.T) {
 		t.Errorf("got %+v; looked %d times, installed %d times", done, r.looked, r.installed)
 	}
 	var got struct {
-		Index, Plain string
-		Requirements []string
+		Index, Host, CA     string
+		Plain, Requirements []string
 	}
-	if err := json.Unmarshal([]byte(r.env), &got); err != nil || got.Index != "http://127.0.0.1:8080/simple/" || got.Plain != "127.0.0.1:8080" || !slices.Equal(got.Requirements, []string{"lib>=1"}) {
+	if err := json.Unmarshal([]byte(r.env), &got); err != nil || got.Index != "http://127.0.0.1:8080/simple/" || got.Host != "127.0.0.1:8080" || !slices.Equal(got.Plain, []string{"127.0.0.1:8080"}) || !slices.Equal(got.Requirements, []string{"lib>=1"}) {
 		t.Errorf("installed %s, %v", r.env, err)
 	}
 	spec := r.Packages.spec("x", "image")
@@ -234,6 +234,21 @@ func TestAnInstallationStaysBelowTheRunnersCeilings(t *testing.T) {
 		if got := p.spec("x", "image").Policy; got.MemoryMB != tt.wantMemory || got.PIDsLimit != tt.wantPIDs {
 			t.Errorf("%+v: got %+v", tt, got)
 		}
+	}
+}
+
+func TestAnInstallationReachesTheIndexAndItsFilesHosts(t *testing.T) {
+	p := &Packages{Index: &url.URL{Scheme: "https", Host: "index.example"}, Hosts: []string{"files.example:8443", "[fd00::1]:443"}}
+	got := p.spec("x", "image")
+	if want := []string{"index.example:443", "files.example:8443", "[fd00::1]:443"}; !slices.Equal(got.Policy.NetworkAllowlist, want) || len(p.plain()) > 0 {
+		t.Errorf("got %+v, without TLS %q", got, p.plain())
+	}
+	if want := []string{"index.example", "files.example", "fd00::1"}; !slices.Equal(got.PrivateAllow, want) {
+		t.Errorf("got %+v", got)
+	}
+	p.Index = &url.URL{Scheme: "http", Host: "[::1]"}
+	if got := p.plain(); len(got) != 3 || got[0] != "[::1]" {
+		t.Errorf("without TLS: %q", got)
 	}
 }
 
