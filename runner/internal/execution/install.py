@@ -76,6 +76,11 @@ command = [
 command += ["--trusted-host=" + host for host in wanted["plain"]]
 if ca:
     command.append("--cert=" + ca)
+    import pip
+
+    if [int(n) for n in re.findall("[0-9]+", pip.__version__)[:2]] >= [24, 2]:
+        # Otherwise it trusts the system's too, and fails where the host is an address.
+        command.append("--use-deprecated=legacy-certs")
 code = subprocess.run([*command, "--", *wanted["requirements"]], env=env, stdin=subprocess.DEVNULL, cwd=scratch).returncode
 if code != 0:
     ask_index()

@@ -312,12 +312,17 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// reason is the last line in which pip says what went wrong.
+// reason is the last line in which pip says what went wrong; after a traceback,
+// which it announces as an exception, the last of all.
 func (t *tail) reason() string {
 	last := "pip said nothing"
+	crashed := false
 	for line := range strings.SplitSeq(string(t.kept), "\n") {
+		if crashed && strings.TrimSpace(line) != "" {
+			last = strings.TrimSpace(line)
+		}
 		if text, ok := strings.CutPrefix(strings.TrimSpace(line), "ERROR: "); ok && text != "" {
-			last = text
+			last, crashed = text, text == "Exception:"
 		}
 	}
 	return short(last)

@@ -337,6 +337,20 @@ func TestALookThatHitsALimitEndsAsAnyCall(t *testing.T) {
 	}
 }
 
+func TestPipsReasonIsItsLastWord(t *testing.T) {
+	for said, want := range map[string]string{
+		"":                                "pip said nothing",
+		"noise\n":                         "pip said nothing",
+		"ERROR: one\nERROR: two\nnoise\n": "two",
+		"ERROR: Exception:\nTraceback:\n  File\nValueError: why\n\n":   "ValueError: why",
+		"ERROR: Exception:\nTraceback:\nOSError: x\n\nERROR: better\n": "better",
+	} {
+		if got := (&tail{kept: []byte(said)}).reason(); got != want {
+			t.Errorf("%q: got %q", said, got)
+		}
+	}
+}
+
 func TestAHostileInstallationIsRefused(t *testing.T) {
 	r := newPackagesRig(t)
 	r.pip = func(p sandbox.Process) sandbox.Exit {
