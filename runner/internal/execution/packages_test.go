@@ -2,11 +2,15 @@ package execution
 
 import (
 	"archive/tar"
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -348,6 +352,21 @@ func TestPipsReasonIsItsLastWord(t *testing.T) {
 		if got := (&tail{kept: []byte(said)}).reason(); got != want {
 			t.Errorf("%q: got %q", said, got)
 		}
+	}
+}
+
+func TestAPythonWithoutPipSaysSo(t *testing.T) {
+	python := strings.Fields(cmp.Or(os.Getenv("BIGWAVE_TEST_PYTHON"), "python3"))
+	if _, err := exec.LookPath(python[0]); err != nil {
+		t.Skipf("no Python: %v", err)
+	}
+	c := exec.CommandContext(t.Context(), python[0], append(python[1:], "-I", "-S", "-c", installer)...) // -S: without what is not its own
+	c.Env = append(os.Environ(), `BIGWAVE_INSTALL={"index":"http://127.0.0.1:1/","host":"127.0.0.1:1","plain":[],"ca":"","requirements":["lib"]}`)
+	var stdout bytes.Buffer
+	said := &tail{max: keptErrors}
+	c.Stdout, c.Stderr = &stdout, said
+	if err := c.Run(); err == nil || said.reason() != "The sandbox's Python has no pip to install packages with" || stdout.Len() > 0 {
+		t.Errorf("%v: said %s, wrote %q", err, said.kept, stdout.String())
 	}
 }
 
