@@ -47,8 +47,8 @@ func TestTheREADMEOnPythonToolsIsTrue(t *testing.T) {
 	}
 	_, section, _ := strings.Cut(string(text), pythonSection)
 	section, _, _ = strings.Cut(section, "\n## ")
-	out := commands(t, s, section, 4)
-	for _, want := range []string{`"title":"Greeter"`, `"greeting":"Welcome"`, "event: call.event", "greeting 2", `"greeting":"Welcome, Ann!"`, `"authorised":true`, "Welcome, Bob!"} {
+	out := commands(t, s, section, 6)
+	for _, want := range []string{`"title":"Greeter"`, `"greeting":"Welcome"`, "event: call.event", "greeting 2", `"greeting":"Welcome, Ann!"`, `"authorised":true`, "Welcome, Bob!", "Hello, Eve!"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is not in the output:\n%s", want, out)
 		}

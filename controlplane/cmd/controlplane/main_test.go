@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"io"
 	"log/slog"
 	"net"
@@ -134,6 +135,40 @@ func TestItServesAndStopsAndComesBack(t *testing.T) {
 		if st.Mode().Perm() != 0o600 {
 			t.Errorf("%s has mode %04o", name, st.Mode().Perm())
 		}
+	}
+}
+
+// Who waits when the control plane stops is told how far it is, before the
+// connection goes.
+func TestWhoWaitsIsAnsweredWhenItStops(t *testing.T) {
+	d := start(t, settings(t, t.TempDir()))
+	d.eventually("/readyz", http.StatusOK)
+	var session struct {
+		ID string `json:"id"`
+	}
+	if code, body := d.post("/v1/agent-sessions", "{}"); code != http.StatusCreated || json.Unmarshal([]byte(body), &session) != nil {
+		t.Fatalf("session: %d %s", code, body)
+	}
+	type answer struct {
+		code int
+		body string
+	}
+	runs := "/v1/agent-sessions/" + session.ID + "/runs"
+	waits := make(chan answer, 1)
+	go func() { // there is no runner
+		code, body := d.post(strings.TrimSuffix(runs, "s"), `{"tool_calls": [{"id": "1", "name": "shell_exec", "arguments": {"command": "true"}}]}`)
+		waits <- answer{code, body}
+	}()
+	for end := time.Now().Add(20 * time.Second); !strings.Contains(d.eventually(runs, http.StatusOK), `"run_`); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the run does not begin")
+		}
+	}
+	if err := d.stopped(); err != nil {
+		t.Errorf("stop: %v", err)
+	}
+	if a := <-waits; a.code != http.StatusAccepted || !strings.Contains(a.body, `"status":"queued"`) {
+		t.Errorf("%d %s", a.code, a.body)
 	}
 }
 

@@ -14,7 +14,13 @@ import (
 
 	"github.com/bigwave/bigwave/controlplane/internal/config"
 	"github.com/bigwave/bigwave/controlplane/internal/store"
+	"github.com/bigwave/bigwave/shared/fault"
 )
+
+// farewell is what a request whose time is over has for its answer.
+const farewell = time.Second
+
+var errStopping = fault.New(fault.Unavailable, "the control plane is stopping; ask again")
 
 // run is the life of the control plane: until ctx ends, then two steps down.
 func run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
@@ -53,8 +59,8 @@ func run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 }
 
 // serve runs everything. When ctx ends the API takes no more and its open
-// requests get grace; then the rest ends, and what is unfinished stays in the
-// database for the next start.
+// requests get grace, then farewell to say how far they are; then the rest ends,
+// and what is unfinished stays in the database for the next start.
 func (p *parts) serve(ctx context.Context, listener net.Listener, grace time.Duration, log *slog.Logger) error {
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWork()
@@ -71,8 +77,11 @@ func (p *parts) serve(ctx context.Context, listener net.Listener, grace time.Dur
 		return nil
 	})
 
+	requests, endRequests := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer endRequests(nil)
 	server := &http.Server{
-		Handler: p.api, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		BaseContext: func(net.Listener) context.Context { return requests },
+		Handler:     p.api, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	group.Go(func() error {
@@ -87,10 +96,16 @@ func (p *parts) serve(ctx context.Context, listener net.Listener, grace time.Dur
 		log.Info("stopping", "grace", grace)
 	case <-work.Done():
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
-	defer cancel()
-	if server.Shutdown(last) != nil {
-		_ = server.Close() // what is still open has had its time
+	shutdown := func(within time.Duration) error {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
+		defer cancel()
+		return server.Shutdown(last)
+	}
+	if shutdown(grace) != nil { // what is still open has had its time
+		endRequests(errStopping)
+		if shutdown(farewell) != nil {
+			_ = server.Close()
+		}
 	}
 	stopWork()
 	err := group.Wait()

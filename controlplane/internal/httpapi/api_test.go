@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -52,6 +53,7 @@ type api struct {
 	python      *pytooltest.Describer
 	pythonTools *pytool.Service
 	loader      *fakeLoader
+	end         func(error) // the context of every request
 }
 
 type option func(*httpapi.Server)
@@ -99,7 +101,11 @@ func newAPI(t *testing.T, options ...option) *api {
 	for _, o := range options {
 		o(&s)
 	}
-	srv := httptest.NewServer(httpapi.New(s))
+	requests, end := context.WithCancelCause(t.Context())
+	srv := httptest.NewUnstartedServer(httpapi.New(s))
+	srv.Config.BaseContext = func(net.Listener) context.Context { return requests }
+	srv.Start()
+	a.end = end
 	a.url, a.client = srv.URL, srv.Client()
 	t.Cleanup(func() {
 		a.runs.stop()

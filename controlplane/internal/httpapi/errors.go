@@ -85,6 +85,10 @@ func routerProblem(he *echo.HTTPError, requestID string) problem {
 // writeError writes the one answer to a handler's error; what it hides goes
 // to the log under the same request id.
 func (s *Server) writeError(err error, c echo.Context) {
+	// A request that the server ended failed for its reason.
+	if cause, ok := errors.AsType[*fault.Error](context.Cause(c.Request().Context())); ok && errors.Is(err, context.Canceled) {
+		err = cause
+	}
 	p := newProblem(err, requestID(c))
 	s.logFailure(c.Request().Context(), p, err)
 	res := c.Response()

@@ -196,3 +196,12 @@ func TestPathsMeanOneRoute(t *testing.T) {
 		t.Errorf("got %d %v", status, got)
 	}
 }
+
+// A request that ended because the server does is told so, not that something
+// went wrong.
+func TestARequestThatTheServerEndsIsToldWhy(t *testing.T) {
+	a := newAPI(t)
+	a.end(fault.New(fault.Unavailable, "the control plane is stopping; ask again"))
+	a.admin("GET", "/api/tools", "").says(503, "the control plane is stopping; ask again")
+	a.admin("GET", "/admin/groups", "").says(503, "the control plane is stopping; ask again")
+}

@@ -70,7 +70,7 @@ type Config struct {
 	EgressIdle         time.Duration `env:"EGRESS_IDLE" envDefault:"5m" allowed:"a duration from 1s to 24h, such as 5m" doc:"how long a connection of a sandbox may be silent"`
 	EgressBytes        int64         `env:"EGRESS_BYTES" envDefault:"0" allowed:"a whole number from 0" doc:"bytes that a sandbox may send and receive in its life; 0 is no limit"`
 
-	PackageIndex   string   `env:"PACKAGE_INDEX" allowed:"an http:// or https:// address without a user, ? or #" doc:"simple index (PEP 503) that requirements of Python tools are installed from; an installation reaches this host and port and those of BIGWAVE_PACKAGE_HOSTS, public or not (a host on this machine must be given as an address); none means that what a tool requires must be in the base image"`
+	PackageIndex   string   `env:"PACKAGE_INDEX" allowed:"an http:// or https:// address without a user, ? or #, not of localhost" doc:"simple index (PEP 503) that requirements of Python tools are installed from; an installation reaches this host and port and those of BIGWAVE_PACKAGE_HOSTS, public or not (a host on this machine must be given as an address); none means that what a tool requires must be in the base image"`
 	PackageHosts   []string `env:"PACKAGE_HOSTS" allowed:"host:port, separated by commas" doc:"where the index's files lie, when that is elsewhere"`
 	PackageIndexCA string   `env:"PACKAGE_INDEX_CA" allowed:"a path" doc:"PEM file (at most 64 KiB) with the certificate authorities of the index and its files' hosts, instead of those that the sandbox's Python trusts; read at the start"`
 	PackagesMB     int64    `env:"PACKAGES_MB" envDefault:"2048" allowed:"a whole number from 16 to 1048576" doc:"size of all installed packages that are kept in <runner data>/layers, in MiB; those unused for longest go"`
@@ -199,9 +199,11 @@ func hostPort(s string) bool {
 	return err == nil && host != "" && notNumber == nil && n > 0
 }
 
+// indexURL refuses localhost too, which to a sandbox is itself.
 func indexURL(s string) bool {
 	u, err := url.Parse(s)
 	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" && u.User == nil &&
+		!strings.EqualFold(u.Hostname(), "localhost") &&
 		u.RawQuery == "" && !u.ForceQuery && !strings.Contains(s, "#") && (u.Port() == "" || hostPort(u.Host))
 }
 

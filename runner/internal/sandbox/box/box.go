@@ -35,6 +35,7 @@ type box struct {
 
 	mu          sync.Mutex
 	dead        bool
+	leaving     bool // Close has been called
 	supervisors map[uint32]*supervisor
 	spares      []*supervisor // have no call yet
 	lastID      uint32
@@ -537,6 +538,9 @@ func (x *box) Info() sandbox.Info { return x.info }
 // kernel does not leave a process in a pid namespace whose first is gone.
 func (x *box) Close(ctx context.Context) error {
 	x.closing.Do(func() {
+		x.mu.Lock()
+		x.leaving = true
+		x.mu.Unlock()
 		x.b.working.Go(func() {
 			defer close(x.closed)
 			x.err = x.shut(context.WithoutCancel(ctx))

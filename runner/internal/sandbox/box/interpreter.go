@@ -85,11 +85,19 @@ func (x *box) warmUp() {
 		select {
 		case <-x.done:
 		default:
-			if err := x.startWarm(); err != nil {
+			if err := x.startWarm(); err != nil && !x.ending() {
 				x.b.log.Warn("no warm interpreter", "sandbox", x.name, "error", err)
 			}
 		}
 	})
+}
+
+// ending reports whether the sandbox is on its way out, where a failure means
+// nothing.
+func (x *box) ending() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.dead || x.leaving
 }
 
 func (x *box) startWarm() error {
@@ -122,7 +130,7 @@ func (x *box) startWarm() error {
 	})
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.dead {
+	if x.dead || x.leaving {
 		return sandbox.ErrClosed
 	}
 	x.python.started = true
@@ -204,7 +212,7 @@ func (x *box) awaitFork(s *supervisor) {
 	if x.python.fork == s {
 		x.python.fork = nil
 	}
-	if x.dead {
+	if x.dead || x.leaving {
 		return
 	}
 	x.python.failures++

@@ -2,7 +2,9 @@ package boxtest
 
 import (
 	"encoding/json"
+	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -120,6 +122,38 @@ func WarmPython(t *testing.T, make New) {
 		awaitFork(t, warm)
 	})
 }
+
+// QuietEnds closes sandboxes about when their interpreter starts, as a sandbox
+// with one call does: an end that was asked for is nothing to warn of.
+func QuietEnds(t *testing.T, make New) {
+	var log strings.Builder
+	lock := new(sync.Mutex)
+	b := Make(t, make, warmPython, func(cfg *box.Config) {
+		cfg.Log = slog.New(slog.NewTextHandler(writer(func(p []byte) (int, error) {
+			lock.Lock()
+			defer lock.Unlock()
+			return log.Write(p)
+		}), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	})
+	for i := range 40 {
+		s := sandboxtest.Start(t, b, roomy)
+		sandboxtest.Exec(t, s, sandboxtest.Python("pass"))
+		time.Sleep(15*time.Millisecond + time.Duration(i)*time.Millisecond)
+		if err := s.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(100 * time.Millisecond) // what would have been late has come
+	lock.Lock()
+	defer lock.Unlock()
+	if log.Len() > 0 {
+		t.Errorf("it was said:\n%s", log.String())
+	}
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }
 
 // sums is a Python tool that says what it finds of earlier calls.
 const sums = `

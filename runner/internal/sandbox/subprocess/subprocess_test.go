@@ -242,3 +242,5 @@ func BenchmarkStart(b *testing.B) {
 }
 
 func TestWarmPython(t *testing.T) { boxtest.WarmPython(t, backend) }
+
+func TestQuietEnds(t *testing.T) { boxtest.QuietEnds(t, backend) }
