@@ -54,6 +54,12 @@ func (s *Service) SetValves(ctx context.Context, p identity.Principal, id string
 	if t.Sealed.Spoken, err = s.spokenWith(ctx, t, set); err != nil {
 		return nil, err
 	}
+	if p, err = s.afterwards(ctx, p); err != nil {
+		return nil, err
+	}
+	if _, _, err := s.writable(ctx, p, id, prohibited); err != nil {
+		return nil, err
+	}
 	return set, found(s.Store.PutValves(ctx, t, s.event(p, audit.PythonToolValves, t.ID, "")))
 }
 
@@ -87,6 +93,12 @@ func (s *Service) SetUserValves(ctx context.Context, p identity.Principal, id st
 	}
 	set, err := s.validate(ctx, t, WhichUserValves, values)
 	if err != nil {
+		return nil, err
+	}
+	if p, err = s.afterwards(ctx, p); err != nil {
+		return nil, err
+	}
+	if _, err := s.readable(ctx, p, id); err != nil {
 		return nil, err
 	}
 	before, err := s.Store.UserValves(ctx, t.Workspace, t.ID, p.UserID)

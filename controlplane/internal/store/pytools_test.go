@@ -348,6 +348,103 @@ func TestValvesGoWithTheirToolUserAndWorkspace(t *testing.T) {
 	})
 }
 
+// A source runs as long as it likes, and whoever sent it may lose its right
+// meanwhile: nothing of it is stored then.
+func TestARightThatIsWithdrawnWhileASourceRuns(t *testing.T) {
+	changed := pytool.Form{ID: "t", Content: pythonSource + "# changed\n", Name: "evil", GrantsGiven: true}
+	acts := map[string]func(s *pytool.Service, p identity.Principal) error{
+		"create": func(s *pytool.Service, p identity.Principal) error {
+			return second(s.Create(t.Context(), p, pytool.Form{ID: "new", Content: pythonSource}))
+		},
+		"update": func(s *pytool.Service, p identity.Principal) error {
+			form := changed
+			form.Grants = []pytool.Grant{{PrincipalType: "user", PrincipalID: p.UserID, Permission: "write"}}
+			return second(s.Update(t.Context(), p, "t", form))
+		},
+		"set": func(s *pytool.Service, p identity.Principal) error {
+			return second(s.SetValves(t.Context(), p, "t", pytool.Values{"key": json.RawMessage(`"evil"`)}))
+		},
+		"set for oneself": func(s *pytool.Service, p identity.Principal) error {
+			return second(s.SetUserValves(t.Context(), p, "t", pytool.Values{"name": json.RawMessage(`"evil"`)}))
+		},
+	}
+	storetest.Run(t, func(t *testing.T, db *store.DB) {
+		for act, do := range acts {
+			for _, how := range []string{"grant", "permission", "disabled", "deleted", "demoted"} {
+				withdrawn := map[string]bool{
+					"create": how != "grant", "update": true, "set": how != "permission", "set for oneself": how != "permission",
+				}[act]
+				t.Run(act+"/"+how, func(t *testing.T) {
+					s, people, _ := pythonTools(t, db)
+					ctx, boss := t.Context(), root(t, people)
+					name := "w" + uuid.NewString()[:8]
+					workspace(t, people, name)
+					admin, _ := join(t, people, name, "ann", identity.Admin)
+					role := identity.Member
+					if how == "demoted" {
+						role = identity.Admin
+					}
+					eve, _ := join(t, people, name, "eve", role)
+					permit := func(may bool) {
+						set := identity.PermissionSet{Defaults: identity.Permissions{Tools: may}}
+						if _, err := people.PutPermissions(ctx, admin, "", set); err != nil {
+							t.Error(err)
+						}
+					}
+					permit(how != "demoted")
+					grants := []pytool.Grant{{PrincipalType: "user", PrincipalID: eve.UserID, Permission: "write"}}
+					if how == "demoted" {
+						grants = nil
+					}
+					before, err := s.Create(ctx, admin, pytool.Form{ID: "t", Name: "t", Content: pythonSource, Grants: grants})
+					if err != nil {
+						t.Fatal(err)
+					}
+					once := sync.OnceFunc(func() {
+						var err error
+						switch how {
+						case "grant":
+							_, err = s.SetAccess(ctx, admin, "t", nil)
+						case "permission":
+							permit(false)
+						case "disabled":
+							_, err = people.UpdateUser(ctx, admin, eve.UserID, identity.Change{Disabled: new(true)})
+						case "deleted":
+							err = people.DeleteUser(ctx, boss, eve.UserID)
+						case "demoted":
+							_, err = people.UpdateUser(ctx, admin, eve.UserID, identity.Change{Role: new(identity.Member)})
+						}
+						if err != nil {
+							t.Error(err)
+						}
+					})
+					own := *s
+					own.Describer = &pytooltest.Describer{
+						Description: func(*pytool.Description) { once() },
+						Values:      func(raw string) json.RawMessage { once(); return json.RawMessage(raw) },
+					}
+					if err := do(&own, eve); withdrawn != fault.Is(err, fault.Forbidden) {
+						t.Errorf("got %v", err)
+					}
+					if !withdrawn {
+						return
+					}
+					after, err := db.PythonTool(ctx, name, "t")
+					if err != nil || after.Revision != before.Revision || after.Name != "t" || after.Sealed.Valves != nil {
+						t.Errorf("it was changed: %+v, %v", after, err)
+					}
+					if kept, err := db.UserValves(ctx, name, "t", eve.UserID); err != nil || kept.Sealed != nil {
+						t.Errorf("a user's were set: %v", err)
+					}
+					if _, err := db.PythonTool(ctx, name, "new"); !fault.Is(err, fault.NotFound) {
+						t.Errorf("one was made: %v", err)
+					}
+				})
+			}
+		}
+	})
+}
+
 // A run goes on with the source that it began with: what is set after the tool
 // had another, or was made anew by somebody else, is not for that one.
 func TestWhatIsSetLaterIsNotForAnOlderSource(t *testing.T) {
