@@ -20,7 +20,7 @@ type versions struct {
 	broken atomic.Bool
 }
 
-func indexOf(t *testing.T, name string, all ...string) *versions {
+func versionedIndex(t *testing.T, name string, all ...string) *versions {
 	t.Helper()
 	v := &versions{}
 	files, links := map[string][]byte{}, ""
@@ -52,7 +52,7 @@ func indexOf(t *testing.T, name string, all ...string) *versions {
 // are warm as well; what can't be had is said once, in pip's words, and not
 // asked for with every call.
 func TestAnUpdateOfRequirementsReachesTheNextCall(t *testing.T) {
-	index := indexOf(t, "bigwavegreet", "1.0", "1.1", "2.0")
+	index := versionedIndex(t, "bigwavegreet", "1.0", "1.1", "2.0")
 	s := start(t, options{runEnv: append(onContainers(t), "BIGWAVE_PACKAGE_INDEX="+index.URL+"/simple/")})
 	ses := s.session()
 	call := func(session string) object {

@@ -3,9 +3,17 @@ package e2e
 import (
 	"archive/zip"
 	"bytes"
+	"crypto/ed25519"
+	"crypto/rand"
 	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/base64"
+	"encoding/pem"
 	"fmt"
+	"math/big"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -14,15 +22,20 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // wheel is a package with one module, as pip takes it for any interpreter.
-func wheel(t *testing.T, name, version, source string) []byte {
+func wheel(t *testing.T, name, version, source string, requires ...string) []byte {
 	t.Helper()
 	info := fmt.Sprintf("%s-%s.dist-info/", name, version)
+	needed := ""
+	for _, r := range requires {
+		needed += "Requires-Dist: " + r + "\n"
+	}
 	files := []struct{ path, content string }{
 		{name + "/__init__.py", source},
-		{info + "METADATA", fmt.Sprintf("Metadata-Version: 2.1\nName: %s\nVersion: %s\n", name, version)},
+		{info + "METADATA", fmt.Sprintf("Metadata-Version: 2.1\nName: %s\nVersion: %s\n%s", name, version, needed)},
 		{info + "WHEEL", "Wheel-Version: 1.0\nGenerator: bigwave\nRoot-Is-Purelib: true\nTag: py3-none-any\n"},
 	}
 	var out bytes.Buffer
@@ -49,23 +62,29 @@ func wheel(t *testing.T, name, version, source string) []byte {
 }
 
 // packageIndex is a simple index on this machine with one package.
-func packageIndex(t *testing.T, name, source string) (server *httptest.Server, asked *atomic.Int64) {
+func packageIndex(t *testing.T, name, source string, requires ...string) (server *httptest.Server, asked *atomic.Int64) {
+	t.Helper()
+	asked = new(atomic.Int64)
+	index := indexOf(t, name, source, requires...)
+	server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		index.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	return server, asked
+}
+
+func indexOf(t *testing.T, name, source string, requires ...string) http.Handler {
 	t.Helper()
 	file := name + "-1.2-py3-none-any.whl"
-	content := wheel(t, name, "1.2", source)
-	asked = new(atomic.Int64)
+	content := wheel(t, name, "1.2", source, requires...)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /simple/"+name+"/", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
 		fmt.Fprintf(w, `<!DOCTYPE html><html><body><a href="/files/%s">%s</a></body></html>`, file, file)
 	})
 	mux.HandleFunc("GET /files/"+file, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })
-	server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked.Add(1)
-		mux.ServeHTTP(w, r)
-	}))
-	t.Cleanup(server.Close)
-	return server, asked
+	return mux
 }
 
 // needs is a tool that requires what a line says and tells where it found it.
@@ -95,7 +114,7 @@ class Tools:
 }
 
 func TestRequirementsAreInstalledFromTheIndex(t *testing.T) {
-	index, asked := packageIndex(t, "bigwavegreet", "def greet():\n    return 'installed'\n")
+	index, asked := packageIndex(t, "bigwavegreet", "def greet():\n    return 'installed'\n", "pydantic>=2", "requests")
 	env := append(onContainers(t), "BIGWAVE_PACKAGE_INDEX="+index.URL+"/simple/")
 	s := start(t, options{runEnv: env})
 
@@ -168,6 +187,83 @@ func TestRequirementsAreInstalledFromTheIndex(t *testing.T) {
 	if asked.Load() != n {
 		t.Error("the index was asked for what is no requirement")
 	}
+}
+
+func TestAnIndexThatGivesNoAnswerIsNamed(t *testing.T) {
+	on := onContainers(t)
+	gone := httptest.NewServer(nil)
+	gone.Close()
+	ill := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }))
+	t.Cleanup(ill.Close)
+	untrusted := httptest.NewTLSServer(indexOf(t, "bigwavegreet", ""))
+	t.Cleanup(untrusted.Close)
+	for name, tt := range map[string]struct{ index, says string }{
+		"gone":      {gone.URL, "can't be reached"},
+		"ill":       {ill.URL, "answers 503"},
+		"untrusted": {untrusted.URL, "can't be reached: [SSL: CERTIFICATE_VERIFY_FAILED]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t, options{runEnv: append(on[:len(on):len(on)], "BIGWAVE_PACKAGE_INDEX="+tt.index+"/simple")})
+			got := s.makeTool("needs", needs("bigwavegreet>=1")).want(400).str("detail")
+			_, host, _ := strings.Cut(tt.index, "://")
+			if !strings.Contains(got, "bigwavegreet") || !strings.Contains(got, "The package index at "+host+" "+tt.says) || strings.Contains(got, "No matching") {
+				t.Errorf("got %s", got)
+			}
+		})
+	}
+}
+
+func TestAnIndexWithItsOwnAuthorityAndFilesElsewhere(t *testing.T) {
+	files := httptest.NewUnstartedServer(indexOf(t, "bigwavegreet", "def greet():\n    return 'installed'\n"))
+	index := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		fmt.Fprintf(w, `<a href="%s/files/bigwavegreet-1.2-py3-none-any.whl">bigwavegreet-1.2-py3-none-any.whl</a>`, files.URL)
+	}))
+	ca, leaf := authority(t)
+	for _, server := range []*httptest.Server{files, index} {
+		server.TLS = &tls.Config{Certificates: []tls.Certificate{leaf}}
+		server.StartTLS()
+		t.Cleanup(server.Close)
+	}
+	path := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(path, ca, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, options{runEnv: append(onContainers(t), "BIGWAVE_PACKAGE_INDEX="+index.URL+"/simple/",
+		"BIGWAVE_PACKAGE_HOSTS="+strings.TrimPrefix(files.URL, "https://"), "BIGWAVE_PACKAGE_INDEX_CA="+path)})
+	s.makeTool("needs", needs("bigwavegreet>=1,<2")).want(200)
+}
+
+// authority is a certificate authority, in PEM, and what it has signed for this
+// machine's address.
+func authority(t *testing.T) (ca []byte, leaf tls.Certificate) {
+	t.Helper()
+	sign := func(c, by *x509.Certificate, key ed25519.PrivateKey) ([]byte, ed25519.PrivateKey) {
+		t.Helper()
+		public, private, err := ed25519.GenerateKey(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if key == nil {
+			key = private
+		}
+		raw, err := x509.CreateCertificate(rand.Reader, c, by, public, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return raw, private
+	}
+	root := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root"}, NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, SubjectKeyId: []byte{1},
+	}
+	raw, rootKey := sign(root, root, nil)
+	server := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "index"}, NotAfter: time.Now().Add(time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	signed, key := sign(server, root, rootKey)
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw}), tls.Certificate{Certificate: [][]byte{signed}, PrivateKey: key}
 }
 
 func TestAnInstallationReachesTheIndexAlone(t *testing.T) {

@@ -23,6 +23,7 @@ import (
 	"github.com/bigwave/bigwave/controlplane/internal/pytool"
 	"github.com/bigwave/bigwave/controlplane/internal/run"
 	"github.com/bigwave/bigwave/controlplane/internal/session"
+	"github.com/bigwave/bigwave/controlplane/internal/tool"
 	"github.com/bigwave/bigwave/shared/bus"
 	"github.com/bigwave/bigwave/shared/envelope"
 	"github.com/bigwave/bigwave/shared/fault"
@@ -62,7 +63,7 @@ type Boxes interface {
 
 // Settings knows what a call of a Python tool is given besides its arguments.
 type Settings interface {
-	SettingsOf(ctx context.Context, workspace, user, tool string) (pytool.Settings, error)
+	SettingsOf(ctx context.Context, workspace, user string, pin tool.Pin) (pytool.Settings, error)
 }
 
 // Records keeps the audit record.

@@ -64,7 +64,11 @@ func (d *Dispatcher) Call(ctx context.Context, s session.Session, c run.Call, in
 		script, err := d.toolRequest(ctx, c, inv)
 		if err != nil {
 			d.Log.WarnContext(ctx, "request for a Python tool not made", "call", c.ID, "error", err)
-			return run.Reply{Code: codeNotSent, Reason: "what the tool is set to could not be sealed for the runner"}, nil
+			reason := "what the tool is set to could not be sealed for the runner"
+			if f := fault.From(err); f.Kind == fault.Conflict {
+				reason = f.Message
+			}
+			return run.Reply{Code: codeNotSent, Reason: reason}, nil
 		}
 		call.Script = script
 	}

@@ -24,7 +24,7 @@ func (d *Dispatcher) toolRequest(ctx context.Context, c run.Call, inv tool.Invoc
 	case inv.Inquiry != nil:
 		q, secrets = wireInquiry(*inv.Inquiry)
 	case inv.Function != nil:
-		set, err := d.Settings.SettingsOf(ctx, c.Workspace, inv.Function.User, inv.Function.ID)
+		set, err := d.Settings.SettingsOf(ctx, c.Workspace, inv.Function.User, inv.Function.Pin)
 		if err != nil {
 			return nil, fmt.Errorf("settings of tool %s: %w", inv.Function.ID, err)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/bigwave/bigwave/controlplane/internal/session"
 	"github.com/bigwave/bigwave/controlplane/internal/tool"
 	"github.com/bigwave/bigwave/shared/envelope"
+	"github.com/bigwave/bigwave/shared/fault"
 	"github.com/bigwave/bigwave/shared/strictjson"
 	"github.com/bigwave/bigwave/shared/wire"
 )
@@ -24,10 +25,10 @@ type settings struct{ err error }
 
 const toolSecret = "the-secret-of-the-tool"
 
-func (s settings) SettingsOf(_ context.Context, workspace, user, id string) (pytool.Settings, error) {
+func (s settings) SettingsOf(_ context.Context, workspace, user string, pin tool.Pin) (pytool.Settings, error) {
 	return pytool.Settings{
 		Valves: json.RawMessage(`{"key":"` + toolSecret + `"}`), UserValves: json.RawMessage(`{"of":"` + user + `"}`),
-		User: pytool.User{ID: user, Name: workspace + "/" + id},
+		User: pytool.User{ID: user, Name: workspace + "/" + pin.ID},
 	}, s.err
 }
 
@@ -85,6 +86,18 @@ func TestLargeRequestsForPythonToolsAreBlobs(t *testing.T) {
 	}
 	if call := got.all()[0].Call; call.Blob == nil || len(call.Script) > 0 {
 		t.Errorf("got %+v", call)
+	}
+}
+
+func TestWhyAPythonToolGetsNoSettingsIsTold(t *testing.T) {
+	why := fault.New(fault.Conflict, "it was set anew")
+	r := newRig(t, func(d *Dispatcher) { d.Boxes, d.Settings = d.Keys.(*KeyFolder), settings{err: why} })
+	one := r.runner("r1")
+	inv := tool.Invocation{Program: tool.PythonTool, Function: &tool.Function{Pin: tool.Pin{ID: "t", Revision: 1}, Name: "f"}}
+	c := run.Call{ID: "call_1", Run: "run_1", Session: "ses_1", Workspace: "w1", Epoch: 1, Runner: "r1", Incarnation: one.incarnation}
+	reply, err := r.d.Call(t.Context(), session.Session{ID: "ses_1"}, c, inv)
+	if err != nil || reply.Accepted || reply.Code != codeNotSent || reply.Reason != "it was set anew" {
+		t.Errorf("got %+v, %v", reply, err)
 	}
 }
 

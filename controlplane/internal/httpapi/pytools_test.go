@@ -532,6 +532,9 @@ func TestASourceThatLiesOfItselfIsRefused(t *testing.T) {
 		"a nameless one": func(d *pytool.Description) {
 			d.Specs = json.RawMessage(`[{"name":"","description":"","parameters":{}}]`)
 		},
+		"properties that are a list": func(d *pytool.Description) {
+			d.Specs = json.RawMessage(`[{"name":"f","description":"","parameters":{"properties":[1]}}]`)
+		},
 		"no parameters": func(d *pytool.Description) { d.Specs = json.RawMessage(`[{"name":"f","description":""}]`) },
 		"another type": func(d *pytool.Description) {
 			d.Specs = json.RawMessage(`[{"name":"f","description":7,"parameters":{}}]`)

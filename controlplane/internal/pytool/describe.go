@@ -83,8 +83,14 @@ func (s *Service) describe(ctx context.Context, t Tool) (Tool, error) {
 	if t.Specs, err = checked(d.Specs, "specs", '[', maxSpecs); err != nil {
 		return t, err
 	}
-	if _, err := functions(t.Specs); err != nil {
+	offered, err := functions(t.Specs)
+	if err != nil {
 		return t, err
+	}
+	for _, f := range offered {
+		if !named(f.Parameters) {
+			return t, said("specs")
+		}
 	}
 	if t.Spoken, err = spoken(d.Spoken); err != nil {
 		return t, err
@@ -198,6 +204,14 @@ func checked(raw json.RawMessage, what string, kind byte, limit int) (json.RawMe
 		return nil, said(what)
 	}
 	return v, nil
+}
+
+// named reports whether a function's parameters can be told by their names.
+func named(parameters json.RawMessage) bool {
+	var schema struct {
+		Properties map[string]json.RawMessage `json:"properties"`
+	}
+	return json.Unmarshal(parameters, &schema) == nil
 }
 
 func object(raw json.RawMessage) bool { return len(raw) > 0 && raw[0] == '{' }

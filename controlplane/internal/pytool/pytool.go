@@ -95,15 +95,21 @@ type Store interface {
 	PutGrants(ctx context.Context, workspace, id string, grants []Grant, e audit.Event) error
 	DeletePythonTool(ctx context.Context, workspace, id string, e audit.Event) error
 
-	// Valves returns what a tool is set to, sealed; nil: nothing.
-	Valves(ctx context.Context, workspace, id string) ([]byte, error)
+	// Valves returns what a tool is set to.
+	Valves(ctx context.Context, workspace, id string) (Kept, error)
 	// PutValves sets t to t.Sealed; a Conflict when the tool is not of t's
 	// revision any more.
 	PutValves(ctx context.Context, t Tool, e audit.Event) error
-	// UserValves returns what a user has set a tool to, sealed; nil: nothing.
-	UserValves(ctx context.Context, workspace, id, user string) ([]byte, error)
+	// UserValves returns what a user has set a tool to.
+	UserValves(ctx context.Context, workspace, id, user string) (Kept, error)
 	// PutUserValves sets t for one user, as PutValves does.
 	PutUserValves(ctx context.Context, t Tool, user string, sealed []byte, e audit.Event) error
+}
+
+// Kept is what a tool is set to, as it is stored.
+type Kept struct {
+	Sealed   []byte // nil: nothing was set
+	Revision int64  // the tool's when that was set
 }
 
 // People knows what a caller may and which groups it is in.

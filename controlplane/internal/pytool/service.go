@@ -115,12 +115,8 @@ func (s *Service) Get(ctx context.Context, p identity.Principal, id string) (See
 // Create adds a tool of p's. Its source must load; then what it says of itself
 // is stored with it, or nothing at all.
 func (s *Service) Create(ctx context.Context, p identity.Principal, f Form) (Tool, error) {
-	may, err := s.People.Allowed(ctx, p)
-	if err != nil {
+	if _, err := s.mayCreate(ctx, p); err != nil {
 		return Tool{}, err
-	}
-	if !may.Tools && !may.ToolsImport {
-		return Tool{}, unauthorized()
 	}
 	if !identifier(f.ID) {
 		return Tool{}, fault.New(fault.Invalid, BadID).On("id")
@@ -132,7 +128,15 @@ func (s *Service) Create(ctx context.Context, p identity.Principal, f Form) (Too
 	if err := s.admit(ctx, t); err != nil {
 		return Tool{}, err
 	}
-	if t, err = s.filled(ctx, t, f); err != nil {
+	t, err := s.filled(ctx, t, f)
+	if err != nil {
+		return Tool{}, err
+	}
+	if p, err = s.afterwards(ctx, p); err != nil {
+		return Tool{}, err
+	}
+	may, err := s.mayCreate(ctx, p)
+	if err != nil {
 		return Tool{}, err
 	}
 	t.Grants = s.grants(f.Grants, may.PublicTools)
@@ -141,6 +145,30 @@ func (s *Service) Create(ctx context.Context, p identity.Principal, f Form) (Too
 		return Tool{}, taken()
 	}
 	return t, err
+}
+
+// mayCreate returns what p may, which is to add tools.
+func (s *Service) mayCreate(ctx context.Context, p identity.Principal) (identity.Permissions, error) {
+	may, err := s.People.Allowed(ctx, p)
+	if err == nil && !may.Tools && !may.ToolsImport {
+		err = unauthorized()
+	}
+	return may, err
+}
+
+// afterwards is p as it is now that a source has run for it, which takes as long
+// as the source likes, up to a limit. What p may is to be asked again then: a
+// right that was taken away meanwhile gives nothing any more.
+func (s *Service) afterwards(ctx context.Context, p identity.Principal) (identity.Principal, error) {
+	if p.UserID == identity.BootstrapUser {
+		return p, nil
+	}
+	u, err := s.People.User(ctx, p, p.UserID)
+	if fault.Is(err, fault.NotFound) || err == nil && u.Disabled {
+		return p, unauthorized()
+	}
+	p.Role = u.Role
+	return p, err
 }
 
 // maxTools bounds the lists of a workspace, which are not paged. Those that
@@ -168,22 +196,22 @@ func taken() error { return fault.New(fault.Invalid, IDTaken).On("id") }
 // permission to write tools, a grant lets p change all but the source. An
 // update that fails changes nothing.
 func (s *Service) Update(ctx context.Context, p identity.Principal, id string, f Form) (Tool, error) {
-	t, _, err := s.writable(ctx, p, id, unauthorized)
+	t, _, err := s.mayUpdate(ctx, p, id, f)
 	if err != nil {
 		return Tool{}, err
-	}
-	may, err := s.People.Allowed(ctx, p)
-	if err != nil {
-		return Tool{}, err
-	}
-	if f.Content != t.Content && !may.Tools && !may.ToolsImport {
-		return Tool{}, unauthorized()
 	}
 	before := t
 	if t, err = s.filled(ctx, t, f); err != nil {
 		return Tool{}, err
 	}
 	if t.Sealed.Spoken, err = s.spokenWith(ctx, t, s.valvesOf(ctx, t)); err != nil {
+		return Tool{}, err
+	}
+	if p, err = s.afterwards(ctx, p); err != nil {
+		return Tool{}, err
+	}
+	_, may, err := s.mayUpdate(ctx, p, id, f)
+	if err != nil {
 		return Tool{}, err
 	}
 	t.Grants = nil // those that are there stay
@@ -198,6 +226,19 @@ func (s *Service) Update(ctx context.Context, p identity.Principal, id string, f
 		t.Grants = before.Grants
 	}
 	return t, nil
+}
+
+// mayUpdate returns the tool that p may make what f holds, and what else p may.
+func (s *Service) mayUpdate(ctx context.Context, p identity.Principal, id string, f Form) (Tool, identity.Permissions, error) {
+	t, _, err := s.writable(ctx, p, id, unauthorized)
+	if err != nil {
+		return t, identity.Permissions{}, err
+	}
+	may, err := s.People.Allowed(ctx, p)
+	if err == nil && f.Content != t.Content && !may.Tools && !may.ToolsImport {
+		err = unauthorized()
+	}
+	return t, may, err
 }
 
 // filled is t with what f holds and what its source says of itself.

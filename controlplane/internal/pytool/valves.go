@@ -7,6 +7,7 @@ import (
 
 	"github.com/bigwave/bigwave/controlplane/internal/audit"
 	"github.com/bigwave/bigwave/controlplane/internal/identity"
+	"github.com/bigwave/bigwave/controlplane/internal/tool"
 	"github.com/bigwave/bigwave/shared/fault"
 	"github.com/bigwave/bigwave/shared/strictjson"
 )
@@ -53,6 +54,12 @@ func (s *Service) SetValves(ctx context.Context, p identity.Principal, id string
 	if t.Sealed.Spoken, err = s.spokenWith(ctx, t, set); err != nil {
 		return nil, err
 	}
+	if p, err = s.afterwards(ctx, p); err != nil {
+		return nil, err
+	}
+	if _, _, err := s.writable(ctx, p, id, prohibited); err != nil {
+		return nil, err
+	}
 	return set, found(s.Store.PutValves(ctx, t, s.event(p, audit.PythonToolValves, t.ID, "")))
 }
 
@@ -62,7 +69,11 @@ func (s *Service) UserValves(ctx context.Context, p identity.Principal, id strin
 	if err != nil {
 		return nil, err
 	}
-	return s.userValves(ctx, t.Workspace, t.ID, p.UserID)
+	kept, err := s.Store.UserValves(ctx, t.Workspace, t.ID, p.UserID)
+	if err != nil {
+		return nil, found(err)
+	}
+	return s.opened(ctx, kept.Sealed, userPlace(t.Workspace, t.ID, p.UserID)), nil
 }
 
 // UserValvesSchema returns the JSON schema of what each user may set.
@@ -84,11 +95,17 @@ func (s *Service) SetUserValves(ctx context.Context, p identity.Principal, id st
 	if err != nil {
 		return nil, err
 	}
+	if p, err = s.afterwards(ctx, p); err != nil {
+		return nil, err
+	}
+	if _, err := s.readable(ctx, p, id); err != nil {
+		return nil, err
+	}
 	before, err := s.Store.UserValves(ctx, t.Workspace, t.ID, p.UserID)
 	if err != nil {
 		return nil, found(err)
 	}
-	sealed, err := s.reseal(before, set, userPlace(t.Workspace, t.ID, p.UserID))
+	sealed, err := s.reseal(before.Sealed, set, userPlace(t.Workspace, t.ID, p.UserID))
 	if err != nil {
 		return nil, err
 	}
@@ -128,25 +145,19 @@ func userPlace(workspace, tool, user string) place {
 	return place{WhichUserValves, workspace, tool, user}
 }
 
-func (s *Service) valves(ctx context.Context, workspace, id string) (json.RawMessage, error) {
-	sealed, err := s.Store.Valves(ctx, workspace, id)
-	if err != nil {
-		return nil, found(err)
-	}
-	return s.opened(ctx, sealed, valvesPlace(workspace, id)), nil
-}
-
-// valvesOf is valves of a tool that was read whole.
+// valvesOf is what a tool is set to that was read whole.
 func (s *Service) valvesOf(ctx context.Context, t Tool) json.RawMessage {
 	return s.opened(ctx, t.Sealed.Valves, valvesPlace(t.Workspace, t.ID))
 }
 
-func (s *Service) userValves(ctx context.Context, workspace, id, user string) (json.RawMessage, error) {
-	sealed, err := s.Store.UserValves(ctx, workspace, id, user)
-	if err != nil {
-		return nil, found(err)
+// given is what was kept, for the source that pin names. What was set when the
+// tool had another source already is not for that one: the tool may have been
+// changed, or made anew, to keep it from what it is set to now.
+func (s *Service) given(ctx context.Context, kept Kept, pin tool.Pin, at place) (json.RawMessage, error) {
+	if kept.Sealed != nil && kept.Revision > pin.Revision {
+		return nil, fault.New(fault.Conflict, "the tool %q was changed and then set anew: this run has its source of before, which is not given what is set now; start another run", pin.ID)
 	}
-	return s.opened(ctx, sealed, userPlace(workspace, id, user)), nil
+	return s.opened(ctx, kept.Sealed, at), nil
 }
 
 // opened is what was sealed; noValues when that is nothing.
@@ -200,8 +211,9 @@ type Settings struct {
 	User       User
 }
 
-// SettingsOf returns what a call that user makes is given, as it is now.
-func (s *Service) SettingsOf(ctx context.Context, workspace, user, tool string) (Settings, error) {
+// SettingsOf returns what a call that user makes is given, as it is now; a
+// Conflict when that was set after the tool had another source than pin's.
+func (s *Service) SettingsOf(ctx context.Context, workspace, user string, pin tool.Pin) (Settings, error) {
 	out := Settings{User: User{ID: user, Name: user, Admin: user == identity.BootstrapUser}}
 	if user != identity.BootstrapUser {
 		u, err := s.People.User(ctx, identity.Principal{Workspace: workspace}, user)
@@ -210,10 +222,19 @@ func (s *Service) SettingsOf(ctx context.Context, workspace, user, tool string) 
 		}
 		out.User.Name, out.User.Admin = u.Name, u.Role != identity.Member
 	}
-	var err error
-	if out.Valves, err = s.valves(ctx, workspace, tool); err != nil {
+	own, err := s.Store.UserValves(ctx, workspace, pin.ID, user)
+	if err != nil {
+		return Settings{}, found(err)
+	}
+	kept, err := s.Store.Valves(ctx, workspace, pin.ID) // last: it says whether the tool is there
+	if err != nil {
+		return Settings{}, found(err)
+	}
+	if out.Valves, err = s.given(ctx, kept, pin, valvesPlace(workspace, pin.ID)); err != nil {
 		return Settings{}, err
 	}
-	out.UserValves, err = s.userValves(ctx, workspace, tool, user)
-	return out, err
+	if out.UserValves, err = s.given(ctx, own, pin, userPlace(workspace, pin.ID, user)); err != nil {
+		return Settings{}, err
+	}
+	return out, nil
 }

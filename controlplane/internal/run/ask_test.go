@@ -32,6 +32,10 @@ func TestAskRunsOneInvocationWhereNobodyElseMay(t *testing.T) {
 		if inv := w.runner.invocation(); inv.Inquiry == nil || inv.Inquiry.ID != "t" {
 			t.Errorf("the runner got %+v", inv)
 		}
+		kept, err := w.db.Run(t.Context(), got.Run)
+		if err != nil || kept.Calls[0].Result.HasValue || kept.Calls[0].Result.Value != nil {
+			t.Errorf("the answer is kept: %+v, %v", kept.Calls, err)
+		}
 		for _, p := range []identity.Principal{alice, admin} {
 			if _, err := w.runs.Get(t.Context(), p, c.ID, got.Run); !fault.Is(err, fault.NotFound) {
 				t.Errorf("%s gets the run: %v", p.UserID, err)

@@ -23,6 +23,9 @@ import (
 
 const weather = "class Tools:\n    def forecast(self, city: str)\n    def shell_exec(self)\n"
 
+// author is who made the tools: whoever holds the bootstrap token.
+var author = identity.Principal{Workspace: "default", UserID: identity.BootstrapUser, Role: identity.InstanceAdmin}
+
 // python gives the world Python tools, with "weather" for everybody.
 func (w *world) python() *pytool.Service {
 	w.t.Helper()
@@ -31,9 +34,9 @@ func (w *world) python() *pytool.Service {
 		Store: w.db, People: people, Describer: &pytooltest.Describer{}, Now: time.Now, NewID: newID, NewUUID: uuid.NewString,
 		Log: slog.New(slog.DiscardHandler),
 	}
-	_, err := s.Create(w.t.Context(), admin, pytool.Form{ID: "weather", Content: weather, Grants: []pytool.Grant{{PrincipalType: "user", PrincipalID: "*", Permission: "read"}}})
+	_, err := s.Create(w.t.Context(), author, pytool.Form{ID: "weather", Content: weather, Grants: []pytool.Grant{{PrincipalType: "user", PrincipalID: "*", Permission: "read"}}})
 	if err == nil {
-		_, err = s.Create(w.t.Context(), admin, pytool.Form{ID: "hidden", Content: weather})
+		_, err = s.Create(w.t.Context(), author, pytool.Form{ID: "hidden", Content: weather})
 	}
 	if err != nil {
 		w.t.Fatal(err)
@@ -99,7 +102,7 @@ func TestARunIsBoundToTheSourceThatItBeganWith(t *testing.T) {
 		r := w.begin(s, two)
 		w.until("the first runs", w.runner.holds(1))
 		changed := pytool.Form{ID: "weather", Content: weather + "# new\n"}
-		if _, err := python.Update(t.Context(), admin, "weather", changed); err != nil {
+		if _, err := python.Update(t.Context(), author, "weather", changed); err != nil {
 			t.Fatal(err)
 		}
 		w.runner.set(func(r *runner) { r.hold = false })
@@ -116,7 +119,7 @@ func TestARunIsBoundToTheSourceThatItBeganWith(t *testing.T) {
 			w.runner.set(func(r *runner) { r.ignore = true })
 			waiting := w.begin(w.session(), forecast("forecast", "weather"))
 			if change {
-				if _, err := python.Update(t.Context(), admin, "weather", pytool.Form{ID: "weather", Content: weather + "# newer\n"}); err != nil {
+				if _, err := python.Update(t.Context(), author, "weather", pytool.Form{ID: "weather", Content: weather + "# newer\n"}); err != nil {
 					t.Fatal(err)
 				}
 			}

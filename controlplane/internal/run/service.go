@@ -37,6 +37,8 @@ type Store interface {
 	// still is the holder and the run this replica's; it returns those it marked.
 	SendCalls(ctx context.Context, r Run, s session.Session, calls []string, replica string, at time.Time) ([]string, error)
 	MarkStarted(ctx context.Context, run, call string) error
+	// ForgetValue drops the value of a call that has ended.
+	ForgetValue(ctx context.Context, run, call string) error
 	// FinishCall stores an outcome if its sender holds the epoch under which
 	// the call was sent, the call is not final and the output fits; false:
 	// one of these is not so.

@@ -55,7 +55,14 @@ func (s *Service) Ask(ctx context.Context, c session.Session, inv tool.Invocatio
 	if r, err = s.Wait(ctx, p, c.ID, r.ID); err != nil {
 		return Call{}, err
 	}
-	return r.Calls[0], nil
+	asked := r.Calls[0]
+	// Nobody can read the answer again: its key is gone with whoever asked.
+	if asked.Result.HasValue && asked.Status.Final() {
+		if err := s.Store.ForgetValue(context.WithoutCancel(ctx), r.ID, asked.ID); err != nil {
+			s.Log.WarnContext(ctx, "an answer that was read is kept", "call", asked.ID, "error", err)
+		}
+	}
+	return asked, nil
 }
 
 // inquiry is the name of a call that Ask makes. No tool can have it, so that

@@ -127,14 +127,15 @@ const (
 		VALUES ($1, $2, $3, $4, $5, $6, $7)`
 	deleteGrants = `DELETE FROM access_grants WHERE workspace_id = $1 AND tool_id = $2`
 
-	valvesOfTool = `SELECT valves FROM tools WHERE workspace_id = $1 AND id = $2`
+	valvesOfTool = `SELECT valves, valves_revision AS revision FROM tools WHERE workspace_id = $1 AND id = $2`
 	putValves    = `
-		UPDATE tools SET valves = $3, updated_at = $4, spoken_set = $5
+		UPDATE tools SET valves = $3, updated_at = $4, spoken_set = $5, valves_revision = $6
 		WHERE workspace_id = $1 AND id = $2 AND revision = $6`
-	valvesOfUser  = `SELECT valves FROM tool_user_valves WHERE workspace_id = $1 AND tool_id = $2 AND user_id = $3`
+	valvesOfUser  = `SELECT valves, revision FROM tool_user_valves WHERE workspace_id = $1 AND tool_id = $2 AND user_id = $3`
 	putUserValves = `
-		INSERT INTO tool_user_valves (workspace_id, tool_id, user_id, valves, updated_at) VALUES ($1, $2, $3, $4, $5)
-		ON CONFLICT (workspace_id, tool_id, user_id) DO UPDATE SET valves = excluded.valves, updated_at = excluded.updated_at`
+		INSERT INTO tool_user_valves (workspace_id, tool_id, user_id, valves, updated_at, revision) VALUES ($1, $2, $3, $4, $5, $6)
+		ON CONFLICT (workspace_id, tool_id, user_id) DO UPDATE
+		SET valves = excluded.valves, updated_at = excluded.updated_at, revision = excluded.revision`
 )
 
 // PythonTools lists a workspace's Python tools without their content and what
@@ -316,13 +317,19 @@ func (db *DB) DeletePythonTool(ctx context.Context, workspace, id string, e audi
 	})
 }
 
-// Valves returns what a tool is set to, sealed; nil when nothing was set.
-func (db *DB) Valves(ctx context.Context, workspace, id string) ([]byte, error) {
-	var sealed []byte
-	if err := db.get(ctx, &sealed, valvesOfTool, workspace, id); err != nil {
-		return nil, missing(err, "Python tool", id)
+// keptRow is what a tool is set to.
+type keptRow struct {
+	Sealed   []byte `db:"valves"`
+	Revision int64  `db:"revision"`
+}
+
+// Valves returns what a tool is set to.
+func (db *DB) Valves(ctx context.Context, workspace, id string) (pytool.Kept, error) {
+	var row keptRow
+	if err := db.get(ctx, &row, valvesOfTool, workspace, id); err != nil {
+		return pytool.Kept{}, missing(err, "Python tool", id)
 	}
-	return sealed, nil
+	return pytool.Kept(row), nil
 }
 
 // PutValves sets a tool to t.Sealed, which counts as a change of it at e.At,
@@ -334,13 +341,13 @@ func (db *DB) PutValves(ctx context.Context, t pytool.Tool, e audit.Event) error
 	})
 }
 
-// UserValves returns what a user has set a tool to, sealed; nil when nothing.
-func (db *DB) UserValves(ctx context.Context, workspace, id, user string) ([]byte, error) {
-	var rows [][]byte
+// UserValves returns what a user has set a tool to.
+func (db *DB) UserValves(ctx context.Context, workspace, id, user string) (pytool.Kept, error) {
+	var rows []keptRow
 	if err := db.all(ctx, &rows, valvesOfUser, workspace, id, user); err != nil || len(rows) == 0 {
-		return nil, err
+		return pytool.Kept{}, err
 	}
-	return rows[0], nil
+	return pytool.Kept(rows[0]), nil
 }
 
 // PutUserValves sets a tool for one user, when it is of t's revision; else it
@@ -350,7 +357,7 @@ func (db *DB) PutUserValves(ctx context.Context, t pytool.Tool, user string, sea
 		if err := unchanged(ctx, tx, t, lockPythonTool, t.Workspace, t.ID, t.Revision); err != nil {
 			return err
 		}
-		_, err := tx.ExecContext(ctx, putUserValves, t.Workspace, t.ID, user, sealed, micros(e.At))
+		_, err := tx.ExecContext(ctx, putUserValves, t.Workspace, t.ID, user, sealed, micros(e.At), t.Revision)
 		return recorded(ctx, tx, err, e)
 	})
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/bigwave/bigwave/controlplane/internal/pytool/pytooltest"
 	"github.com/bigwave/bigwave/controlplane/internal/store"
 	"github.com/bigwave/bigwave/controlplane/internal/store/storetest"
+	"github.com/bigwave/bigwave/controlplane/internal/tool"
 	"github.com/bigwave/bigwave/shared/fault"
 )
 
@@ -158,14 +159,14 @@ func TestAPythonToolIsChangedByOneAtATime(t *testing.T) {
 		if err := db.PutValves(ctx, stale, event("default", "x")); !wants(err, fault.Conflict) {
 			t.Errorf("the valves of another source: got %v", err)
 		}
-		if sealed, err := db.Valves(ctx, "default", "t"); err != nil || sealed != nil {
-			t.Errorf("they were stored: %q, %v", sealed, err)
+		if kept, err := db.Valves(ctx, "default", "t"); err != nil || kept.Sealed != nil {
+			t.Errorf("they were stored: %q, %v", kept.Sealed, err)
 		}
 		if err := db.PutUserValves(ctx, stale, "u", []byte("x"), event("default", "x")); !wants(err, fault.Conflict) {
 			t.Errorf("a user's valves of another source: got %v", err)
 		}
-		if sealed, err := db.UserValves(ctx, "default", "t", "u"); err != nil || sealed != nil {
-			t.Errorf("a user's were stored: %q, %v", sealed, err)
+		if kept, err := db.UserValves(ctx, "default", "t", "u"); err != nil || kept.Sealed != nil {
+			t.Errorf("a user's were stored: %q, %v", kept.Sealed, err)
 		}
 		set := after
 		set.Sealed = pytool.Sealed{Valves: []byte("v"), Spoken: []byte("s")}
@@ -285,30 +286,38 @@ func TestValvesGoWithTheirToolUserAndWorkspace(t *testing.T) {
 				t.Fatal(err, uerr)
 			}
 		}
-		has := func(id string) bool {
+		pin := func(id string) tool.Pin {
 			t.Helper()
-			sealed, err := db.UserValves(ctx, "acme", id, user.UserID)
+			got, err := db.PythonTool(ctx, "acme", id)
 			if err != nil {
 				t.Fatal(err)
 			}
-			return sealed != nil
+			return tool.Pin{ID: id, Revision: got.Revision}
+		}
+		has := func(id string) bool {
+			t.Helper()
+			kept, err := db.UserValves(ctx, "acme", id, user.UserID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return kept.Sealed != nil
 		}
 		set("one")
 		set("two")
-		got, err := s.SettingsOf(ctx, "acme", user.UserID, "one")
+		got, err := s.SettingsOf(ctx, "acme", user.UserID, pin("one"))
 		if err != nil || string(got.Valves) != `{"key":"k"}` || string(got.UserValves) != `{"name":"n"}` || got.User != (pytool.User{ID: user.UserID, Name: "uli"}) {
 			t.Errorf("got %+v, %v", got, err)
 		}
-		if got, err := s.SettingsOf(ctx, "acme", admin.UserID, "one"); err != nil || string(got.UserValves) != `{}` || !got.User.Admin {
+		if got, err := s.SettingsOf(ctx, "acme", admin.UserID, pin("one")); err != nil || string(got.UserValves) != `{}` || !got.User.Admin {
 			t.Errorf("another user's: %+v, %v", got, err)
 		}
 		// What is sealed for one place opens in no other.
-		sealed, err := db.UserValves(ctx, "acme", "one", user.UserID)
+		kept, err := db.UserValves(ctx, "acme", "one", user.UserID)
 		two, terr := db.PythonTool(ctx, "acme", "two")
-		if err != nil || terr != nil || db.PutUserValves(ctx, two, user.UserID, sealed, event("default", "x")) != nil {
+		if err != nil || terr != nil || db.PutUserValves(ctx, two, user.UserID, kept.Sealed, event("default", "x")) != nil {
 			t.Fatal(err, terr)
 		}
-		if got, err := s.SettingsOf(ctx, "acme", user.UserID, "two"); err != nil || string(got.UserValves) != `{}` {
+		if got, err := s.SettingsOf(ctx, "acme", user.UserID, pin("two")); err != nil || string(got.UserValves) != `{}` {
 			t.Errorf("moved to another tool: %+v, %v", got, err)
 		}
 		if err := s.Delete(ctx, admin, "one"); err != nil || has("one") {
@@ -335,6 +344,171 @@ func TestValvesGoWithTheirToolUserAndWorkspace(t *testing.T) {
 			if count[action] != n {
 				t.Errorf("%s was recorded %d times, want %d", action, count[action], n)
 			}
+		}
+	})
+}
+
+// A source runs as long as it likes, and whoever sent it may lose its right
+// meanwhile: nothing of it is stored then.
+func TestARightThatIsWithdrawnWhileASourceRuns(t *testing.T) {
+	changed := pytool.Form{ID: "t", Content: pythonSource + "# changed\n", Name: "evil", GrantsGiven: true}
+	acts := map[string]func(s *pytool.Service, p identity.Principal) error{
+		"create": func(s *pytool.Service, p identity.Principal) error {
+			return second(s.Create(t.Context(), p, pytool.Form{ID: "new", Content: pythonSource}))
+		},
+		"update": func(s *pytool.Service, p identity.Principal) error {
+			form := changed
+			form.Grants = []pytool.Grant{{PrincipalType: "user", PrincipalID: p.UserID, Permission: "write"}}
+			return second(s.Update(t.Context(), p, "t", form))
+		},
+		"set": func(s *pytool.Service, p identity.Principal) error {
+			return second(s.SetValves(t.Context(), p, "t", pytool.Values{"key": json.RawMessage(`"evil"`)}))
+		},
+		"set for oneself": func(s *pytool.Service, p identity.Principal) error {
+			return second(s.SetUserValves(t.Context(), p, "t", pytool.Values{"name": json.RawMessage(`"evil"`)}))
+		},
+	}
+	storetest.Run(t, func(t *testing.T, db *store.DB) {
+		for act, do := range acts {
+			for _, how := range []string{"grant", "permission", "disabled", "deleted", "demoted"} {
+				withdrawn := map[string]bool{
+					"create": how != "grant", "update": true, "set": how != "permission", "set for oneself": how != "permission",
+				}[act]
+				t.Run(act+"/"+how, func(t *testing.T) {
+					s, people, _ := pythonTools(t, db)
+					ctx, boss := t.Context(), root(t, people)
+					name := "w" + uuid.NewString()[:8]
+					workspace(t, people, name)
+					admin, _ := join(t, people, name, "ann", identity.Admin)
+					role := identity.Member
+					if how == "demoted" {
+						role = identity.Admin
+					}
+					eve, _ := join(t, people, name, "eve", role)
+					permit := func(may bool) {
+						set := identity.PermissionSet{Defaults: identity.Permissions{Tools: may}}
+						if _, err := people.PutPermissions(ctx, admin, "", set); err != nil {
+							t.Error(err)
+						}
+					}
+					permit(how != "demoted")
+					grants := []pytool.Grant{{PrincipalType: "user", PrincipalID: eve.UserID, Permission: "write"}}
+					if how == "demoted" {
+						grants = nil
+					}
+					before, err := s.Create(ctx, admin, pytool.Form{ID: "t", Name: "t", Content: pythonSource, Grants: grants})
+					if err != nil {
+						t.Fatal(err)
+					}
+					once := sync.OnceFunc(func() {
+						var err error
+						switch how {
+						case "grant":
+							_, err = s.SetAccess(ctx, admin, "t", nil)
+						case "permission":
+							permit(false)
+						case "disabled":
+							_, err = people.UpdateUser(ctx, admin, eve.UserID, identity.Change{Disabled: new(true)})
+						case "deleted":
+							err = people.DeleteUser(ctx, boss, eve.UserID)
+						case "demoted":
+							_, err = people.UpdateUser(ctx, admin, eve.UserID, identity.Change{Role: new(identity.Member)})
+						}
+						if err != nil {
+							t.Error(err)
+						}
+					})
+					own := *s
+					own.Describer = &pytooltest.Describer{
+						Description: func(*pytool.Description) { once() },
+						Values:      func(raw string) json.RawMessage { once(); return json.RawMessage(raw) },
+					}
+					if err := do(&own, eve); withdrawn != fault.Is(err, fault.Forbidden) {
+						t.Errorf("got %v", err)
+					}
+					if !withdrawn {
+						return
+					}
+					after, err := db.PythonTool(ctx, name, "t")
+					if err != nil || after.Revision != before.Revision || after.Name != "t" || after.Sealed.Valves != nil {
+						t.Errorf("it was changed: %+v, %v", after, err)
+					}
+					if kept, err := db.UserValves(ctx, name, "t", eve.UserID); err != nil || kept.Sealed != nil {
+						t.Errorf("a user's were set: %v", err)
+					}
+					if _, err := db.PythonTool(ctx, name, "new"); !fault.Is(err, fault.NotFound) {
+						t.Errorf("one was made: %v", err)
+					}
+				})
+			}
+		}
+	})
+}
+
+// A run goes on with the source that it began with: what is set after the tool
+// had another, or was made anew by somebody else, is not for that one.
+func TestWhatIsSetLaterIsNotForAnOlderSource(t *testing.T) {
+	storetest.Run(t, func(t *testing.T, db *store.DB) {
+		s, people, _ := pythonTools(t, db)
+		ctx, boss := t.Context(), root(t, people)
+		form := func(change string) pytool.Form {
+			return pytool.Form{ID: "t", Content: pythonSource + change}
+		}
+		set := func(value string) {
+			t.Helper()
+			_, err := s.SetValves(ctx, boss, "t", pytool.Values{"key": json.RawMessage(value)})
+			_, uerr := s.SetUserValves(ctx, boss, "t", pytool.Values{"name": json.RawMessage(value)})
+			if err != nil || uerr != nil {
+				t.Fatal(err, uerr)
+			}
+		}
+		pin := func(made pytool.Tool, err error) tool.Pin {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return tool.Pin{ID: made.ID, Revision: made.Revision}
+		}
+		gets := func(p tool.Pin, want string) {
+			t.Helper()
+			got, err := s.SettingsOf(ctx, boss.Workspace, boss.UserID, p)
+			switch {
+			case want == "" && (!fault.Is(err, fault.Conflict) || got.Valves != nil || got.UserValves != nil):
+				t.Errorf("revision %d is given %s and %s, %v", p.Revision, got.Valves, got.UserValves, err)
+			case want != "" && (err != nil || string(got.Valves) != `{"key":`+want+`}` || string(got.UserValves) != `{"name":`+want+`}`):
+				t.Errorf("revision %d is given %s and %s, %v; want %s", p.Revision, got.Valves, got.UserValves, err, want)
+			}
+		}
+		first := pin(s.Create(ctx, boss, form("")))
+		set(`"a"`)
+		gets(first, `"a"`)
+		second := pin(s.Update(ctx, boss, "t", form("# changed\n")))
+		gets(first, `"a"`) // it had that before
+		gets(second, `"a"`)
+		set(`"b"`)
+		gets(first, "")
+		gets(second, `"b"`)
+		if err := s.Delete(ctx, boss, "t"); err != nil {
+			t.Fatal(err)
+		}
+		third := pin(s.Create(ctx, boss, form("")))
+		if _, err := s.SettingsOf(ctx, boss.Workspace, boss.UserID, second); err != nil {
+			t.Errorf("nothing is set, and a run of before gets %v", err)
+		}
+		set(`"c"`)
+		gets(second, "")
+		gets(third, `"c"`)
+		// What the user alone has set is kept from it as well.
+		if err := s.Delete(ctx, boss, "t"); err != nil {
+			t.Fatal(err)
+		}
+		fourth := pin(s.Create(ctx, boss, form("")))
+		if _, err := s.SetUserValves(ctx, boss, "t", pytool.Values{"name": json.RawMessage(`"d"`)}); err != nil {
+			t.Fatal(err)
+		}
+		gets(third, "")
+		if got, err := s.SettingsOf(ctx, boss.Workspace, boss.UserID, fourth); err != nil || string(got.UserValves) != `{"name":"d"}` {
+			t.Errorf("got %s, %v", got.UserValves, err)
 		}
 	})
 }

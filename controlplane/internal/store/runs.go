@@ -382,6 +382,7 @@ const (
 			RETURNING calls.id
 		)
 		SELECT id FROM c`
+	forgetValue = `UPDATE calls SET value = NULL, has_value = FALSE WHERE run_id = $1 AND id = $2`
 	markStarted = `UPDATE calls SET status = 'running' WHERE run_id = $1 AND id = $2 AND status IN ('sent', 'accepted')`
 
 	loseSessions = `
@@ -670,6 +671,14 @@ func affected(result sql.Result, err error) (int64, error) {
 func (db *DB) MarkStarted(ctx context.Context, runID, call string) error {
 	return db.tx(ctx, func(ctx context.Context, tx statements) error {
 		_, err := tx.ExecContext(ctx, markStarted, runID, call)
+		return err
+	})
+}
+
+// ForgetValue drops the value of a call that has ended.
+func (db *DB) ForgetValue(ctx context.Context, runID, call string) error {
+	return db.tx(ctx, func(ctx context.Context, tx statements) error {
+		_, err := tx.ExecContext(ctx, forgetValue, runID, call)
 		return err
 	})
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/ecdh"
 	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -239,11 +241,47 @@ func (d *daemon) packages() (*execution.Packages, error) {
 	if err != nil {
 		return nil, fmt.Errorf("BIGWAVE_PACKAGE_INDEX: %w", err)
 	}
+	ca, err := authorities(d.cfg.PackageIndexCA)
+	if err != nil {
+		return nil, fmt.Errorf("BIGWAVE_PACKAGE_INDEX_CA: %w", err)
+	}
 	layers := &layer.Store{Max: d.cfg.PackagesMB << 20, Time: execution.MakeTime, Now: time.Now, Log: d.log}
 	if err := layers.Open(d.cfg.RunnerDataDir); err != nil {
 		return nil, err
 	}
-	return &execution.Packages{Layers: layers, Index: index, MaxMemoryMB: d.cfg.MaxMemoryMB, MaxPIDs: d.cfg.MaxPIDs}, nil
+	return &execution.Packages{
+		Layers: layers, Index: index, Hosts: d.cfg.PackageHosts, CA: ca,
+		MaxMemoryMB: d.cfg.MaxMemoryMB, MaxPIDs: d.cfg.MaxPIDs,
+	}, nil
+}
+
+// maxAuthorities fit into a variable of an environment.
+const maxAuthorities = 64 << 10
+
+// authorities is the certificates of a PEM file and nothing else of it; none
+// without a path.
+func authorities(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	var out []byte
+	for block, rest := pem.Decode(raw); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
+			return "", fmt.Errorf("%s: %w", path, err)
+		}
+		out = append(out, pem.EncodeToMemory(&pem.Block{Type: block.Type, Bytes: block.Bytes})...)
+	}
+	if len(out) == 0 || len(out) > maxAuthorities {
+		return "", fmt.Errorf("%s must have certificates in PEM, and at most %d KiB of them", path, maxAuthorities>>10)
+	}
+	return string(out), nil
 }
 
 func (d *daemon) close(b sandbox.Backend) {

@@ -70,8 +70,10 @@ type Config struct {
 	EgressIdle         time.Duration `env:"EGRESS_IDLE" envDefault:"5m" allowed:"a duration from 1s to 24h, such as 5m" doc:"how long a connection of a sandbox may be silent"`
 	EgressBytes        int64         `env:"EGRESS_BYTES" envDefault:"0" allowed:"a whole number from 0" doc:"bytes that a sandbox may send and receive in its life; 0 is no limit"`
 
-	PackageIndex string `env:"PACKAGE_INDEX" allowed:"an http:// or https:// address without a user, ? or #, not of localhost" doc:"simple index (PEP 503) that requirements of Python tools are installed from; it must serve the files itself, since an installation reaches this host and port only, public or not (a host on this machine must be given as an address); none means that what a tool requires must be in the base image"`
-	PackagesMB   int64  `env:"PACKAGES_MB" envDefault:"2048" allowed:"a whole number from 16 to 1048576" doc:"size of all installed packages that are kept in <runner data>/layers, in MiB; those unused for longest go"`
+	PackageIndex   string   `env:"PACKAGE_INDEX" allowed:"an http:// or https:// address without a user, ? or #, not of localhost" doc:"simple index (PEP 503) that requirements of Python tools are installed from; an installation reaches this host and port and those of BIGWAVE_PACKAGE_HOSTS, public or not (a host on this machine must be given as an address); none means that what a tool requires must be in the base image"`
+	PackageHosts   []string `env:"PACKAGE_HOSTS" allowed:"host:port, separated by commas" doc:"where the index's files lie, when that is elsewhere"`
+	PackageIndexCA string   `env:"PACKAGE_INDEX_CA" allowed:"a path" doc:"PEM file (at most 64 KiB) with the certificate authorities of the index and its files' hosts, instead of those that the sandbox's Python trusts; read at the start"`
+	PackagesMB     int64    `env:"PACKAGES_MB" envDefault:"2048" allowed:"a whole number from 16 to 1048576" doc:"size of all installed packages that are kept in <runner data>/layers, in MiB; those unused for longest go"`
 
 	Grace       time.Duration     `env:"GRACE" envDefault:"30s" allowed:"a duration from 0s to 24h, such as 30s" doc:"how long open calls may go on after SIGTERM"`
 	BeatEvery   time.Duration     `env:"BEAT_EVERY" envDefault:"2s" allowed:"a duration from 100ms to 10s, such as 2s" doc:"time between beats"`
@@ -181,6 +183,7 @@ func (c *Config) check() error {
 		"EgressIdle":          settings.Within(c.EgressIdle, time.Second, 24*time.Hour),
 		"EgressBytes":         c.EgressBytes >= 0,
 		"PackageIndex":        c.PackageIndex == "" || indexURL(c.PackageIndex),
+		"PackageHosts":        !slices.ContainsFunc(c.PackageHosts, func(s string) bool { return !hostPort(s) || strings.ContainsAny(s, "*/") }),
 		"PackagesMB":          settings.Within(c.PackagesMB, 16, 1<<20),
 		"Grace":               settings.Within(c.Grace, 0, 24*time.Hour),
 		"BeatEvery":           settings.Within(c.BeatEvery, 100*time.Millisecond, 10*time.Second),

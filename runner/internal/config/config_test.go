@@ -53,7 +53,9 @@ func TestErrorsNameTheVariable(t *testing.T) {
 		"RUNNER_ID=Upper", "RUNNER_ID=cp", "RUNNER_ID=a.b", "POOL=_x", "SLOTS=0", "SLOTS=many", "MAX_CALLS=-1", "MAX_MEMORY_MB=1", "MAX_PIDS=3",
 		"MAX_WALL_CLOCK_SECONDS=0", "MAX_OUTPUT_BYTES=10", "BACKEND=docker", "ALLOW_WEAK=disk", "REQUIRE=seccomp", "GRACE=soon", "BEAT_EVERY=1ms",
 		"WORKSPACE_MB=15", "EGRESS_RESOLVER=1.1.1.1", "EGRESS_CONNECTIONS=0", "EGRESS_IDLE=0s", "EGRESS_BYTES=-1",
-		"PACKAGE_INDEX=ftp://x/simple", "PACKAGE_INDEX=https://u:p@x/simple", "PACKAGE_INDEX=/simple", "PACKAGE_INDEX=http://LocalHost:8106/simple", "PACKAGES_MB=1",
+		"PACKAGE_INDEX=ftp://x/simple", "PACKAGE_INDEX=https://u:p@x/simple", "PACKAGE_INDEX=/simple", "PACKAGE_INDEX=http://LocalHost:8106/simple",
+		"PACKAGES_MB=1",
+		"PACKAGE_HOSTS=files.example", "PACKAGE_HOSTS=*.example:443",
 		"KEEP_UNHEARD=0s", "LOG_FORMAT=xml", "LOG_LEVEL=loud", "NATS_URL=http://x", "CONTROLPLANE_KEY=,",
 	} {
 		name, _, _ := strings.Cut(v, "=")

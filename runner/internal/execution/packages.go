@@ -51,6 +51,8 @@ var installer string
 type Packages struct {
 	Layers *layer.Store
 	Index  *url.URL // the simple index
+	Hosts  []string // more host:port that its files may lie on
+	CA     string   // PEM, of an index that the sandbox's Python would not trust
 
 	MaxMemoryMB int64 // that a sandbox may have here; 0: no bound
 	MaxPIDs     int64
@@ -209,7 +211,9 @@ func (s *Service) install(ctx context.Context, base, image string, wanted []stri
 	defer cancel()
 	p := s.Packages
 	id := fmt.Sprintf("packages-%d", p.n.Add(1))
-	script, err := json.Marshal(map[string]any{"index": p.Index.String(), "plain": p.plain(), "requirements": wanted})
+	script, err := json.Marshal(map[string]any{
+		"index": p.Index.String(), "host": p.host(), "plain": p.plain(), "ca": p.CA, "requirements": wanted,
+	})
 	if err != nil {
 		return err
 	}
@@ -249,25 +253,41 @@ func (s *Service) install(ctx context.Context, base, image string, wanted []stri
 	return nil
 }
 
-// plain is host:port of an index without TLS, which pip has to be told of.
-func (p *Packages) plain() string {
-	if p.Index.Scheme != "http" {
-		return ""
-	}
-	return p.Index.Host
+// host is host:port of the index.
+func (p *Packages) host() string {
+	port := cmp.Or(p.Index.Port(), map[string]string{"http": "80", "https": "443"}[p.Index.Scheme])
+	return net.JoinHostPort(p.Index.Hostname(), port)
 }
+
+// plain is the hosts that are spoken to without TLS, which pip has to be told
+// of: none unless the index is.
+func (p *Packages) plain() []string {
+	if p.Index.Scheme != "http" {
+		return []string{}
+	}
+	hosts := p.hosts()
+	for i, h := range hosts {
+		hosts[i] = strings.TrimSuffix(h, ":80") // pip wants it as the address has it
+	}
+	return hosts
+}
+
+// hosts is all that an installation reaches.
+func (p *Packages) hosts() []string { return append([]string{p.host()}, p.Hosts...) }
 
 // spec is the sandbox that an installation has.
 func (p *Packages) spec(id, base string) sandbox.Spec {
-	host, port := p.Index.Hostname(), p.Index.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[p.Index.Scheme]
+	var private []string
+	for _, h := range p.hosts() {
+		if host, _, err := net.SplitHostPort(h); err == nil {
+			private = append(private, host)
+		}
 	}
 	return sandbox.Spec{
-		ID: id, Workspace: "packages", PrivateAllow: []string{host},
+		ID: id, Workspace: "packages", PrivateAllow: private,
 		Policy: sandbox.Policy{
 			FSAllowlist:      []string{"/workspace"},
-			NetworkAllowlist: []string{net.JoinHostPort(host, port)},
+			NetworkAllowlist: p.hosts(),
 			CPUShares:        512, MemoryMB: p.memory(), PIDsLimit: min(installPIDs, cmp.Or(p.MaxPIDs, installPIDs)), BaseImage: base,
 		},
 	}
@@ -292,12 +312,17 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// reason is the last line in which pip says what went wrong.
+// reason is the last line in which pip says what went wrong; after a traceback,
+// which it announces as an exception, the last of all.
 func (t *tail) reason() string {
 	last := "pip said nothing"
+	crashed := false
 	for line := range strings.SplitSeq(string(t.kept), "\n") {
+		if crashed && strings.TrimSpace(line) != "" {
+			last = strings.TrimSpace(line)
+		}
 		if text, ok := strings.CutPrefix(strings.TrimSpace(line), "ERROR: "); ok && text != "" {
-			last = text
+			last, crashed = text, text == "Exception:"
 		}
 	}
 	return short(last)

@@ -2,11 +2,15 @@ package execution
 
 import (
 	"archive/tar"
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -145,10 +149,10 @@ func TestWhatAToolRequiresIsInstalledOnce(t *testing.T) {
 		t.Errorf("got %+v; looked %d times, installed %d times", done, r.looked, r.installed)
 	}
 	var got struct {
-		Index, Plain string
-		Requirements []string
+		Index, Host, CA     string
+		Plain, Requirements []string
 	}
-	if err := json.Unmarshal([]byte(r.env), &got); err != nil || got.Index != "http://127.0.0.1:8080/simple/" || got.Plain != "127.0.0.1:8080" || !slices.Equal(got.Requirements, []string{"lib>=1"}) {
+	if err := json.Unmarshal([]byte(r.env), &got); err != nil || got.Index != "http://127.0.0.1:8080/simple/" || got.Host != "127.0.0.1:8080" || !slices.Equal(got.Plain, []string{"127.0.0.1:8080"}) || !slices.Equal(got.Requirements, []string{"lib>=1"}) {
 		t.Errorf("installed %s, %v", r.env, err)
 	}
 	spec := r.Packages.spec("x", "image")
@@ -237,6 +241,21 @@ func TestAnInstallationStaysBelowTheRunnersCeilings(t *testing.T) {
 	}
 }
 
+func TestAnInstallationReachesTheIndexAndItsFilesHosts(t *testing.T) {
+	p := &Packages{Index: &url.URL{Scheme: "https", Host: "index.example"}, Hosts: []string{"files.example:8443", "[fd00::1]:443"}}
+	got := p.spec("x", "image")
+	if want := []string{"index.example:443", "files.example:8443", "[fd00::1]:443"}; !slices.Equal(got.Policy.NetworkAllowlist, want) || len(p.plain()) > 0 {
+		t.Errorf("got %+v, without TLS %q", got, p.plain())
+	}
+	if want := []string{"index.example", "files.example", "fd00::1"}; !slices.Equal(got.PrivateAllow, want) {
+		t.Errorf("got %+v", got)
+	}
+	p.Index = &url.URL{Scheme: "http", Host: "[::1]"}
+	if got := p.plain(); len(got) != 3 || got[0] != "[::1]" {
+		t.Errorf("without TLS: %q", got)
+	}
+}
+
 func TestOneWorkspaceLeavesRoomForAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var p Packages
@@ -319,6 +338,35 @@ func TestALookThatHitsALimitEndsAsAnyCall(t *testing.T) {
 				t.Errorf("looked %d times, installed %d, called %q", r.looked, r.installed, r.called)
 			}
 		})
+	}
+}
+
+func TestPipsReasonIsItsLastWord(t *testing.T) {
+	for said, want := range map[string]string{
+		"":                                "pip said nothing",
+		"noise\n":                         "pip said nothing",
+		"ERROR: one\nERROR: two\nnoise\n": "two",
+		"ERROR: Exception:\nTraceback:\n  File\nValueError: why\n\n":   "ValueError: why",
+		"ERROR: Exception:\nTraceback:\nOSError: x\n\nERROR: better\n": "better",
+	} {
+		if got := (&tail{kept: []byte(said)}).reason(); got != want {
+			t.Errorf("%q: got %q", said, got)
+		}
+	}
+}
+
+func TestAPythonWithoutPipSaysSo(t *testing.T) {
+	python := strings.Fields(cmp.Or(os.Getenv("BIGWAVE_TEST_PYTHON"), "python3"))
+	if _, err := exec.LookPath(python[0]); err != nil {
+		t.Skipf("no Python: %v", err)
+	}
+	c := exec.CommandContext(t.Context(), python[0], append(python[1:], "-I", "-S", "-c", installer)...) // -S: without what is not its own
+	c.Env = append(os.Environ(), `BIGWAVE_INSTALL={"index":"http://127.0.0.1:1/","host":"127.0.0.1:1","plain":[],"ca":"","requirements":["lib"]}`)
+	var stdout bytes.Buffer
+	said := &tail{max: keptErrors}
+	c.Stdout, c.Stderr = &stdout, said
+	if err := c.Run(); err == nil || said.reason() != "The sandbox's Python has no pip to install packages with" || stdout.Len() > 0 {
+		t.Errorf("%v: said %s, wrote %q", err, said.kept, stdout.String())
 	}
 }
 

@@ -63,6 +63,9 @@ func toolLimits(p wire.Policy) harness.Limits {
 	return harness.Limits{Text: min(p.OutputBytesLimit, 1<<20), Attachments: min(p.OutputBytesLimit, 8<<20)}
 }
 
+// maxAnswer is more than the control plane keeps of what a source says of itself.
+const maxAnswer = 6 << 20
+
 // request is what the harness reads for c; paths are folders with packages. A
 // function takes the session for the chat that it serves, and the run for the
 // message.
@@ -110,6 +113,9 @@ func (s *Service) performTool(c *call, script []byte, out output) *wire.Done {
 	}
 	policy := c.session.start.Policy
 	limits := toolLimits(policy)
+	if t.Op != wire.ToolCall {
+		limits.Line = maxAnswer
+	}
 	packages, err := s.packages(c, t)
 	defer packages.Release()
 	if e, ok := errors.AsType[*harness.Error](err); ok && c.ctx.Err() == nil {

@@ -161,6 +161,10 @@ func TestAnswersAboutToolsAreBoxed(t *testing.T) {
 	if a, done := ask(t, wire.ToolRequest{Op: wire.ToolDescribe, ID: "t", Content: "s"}); a.Error == nil || a.Error.Message != "hush" || done.Error != nil {
 		t.Errorf("got %+v, %+v", a, done)
 	}
+	r.answer, r.exit = `{"result":{"values":{"k":"`+strings.Repeat("x", 7<<20)+`"}}}`+"\n", sandbox.Exit{Reason: sandbox.Exited}
+	if a, done := ask(t, wire.ToolRequest{Op: wire.ToolValidate, ID: "t", Content: "s", Which: "valves"}); a.Error == nil || a.Error.Kind != "disturbed" || len(done.Value) > 4096 {
+		t.Errorf("more than anybody keeps: %+v in %d bytes", a.Error, len(done.Value))
+	}
 	r.answer, r.exit = "", sandbox.Exit{Reason: sandbox.TimedOut, Code: -1}
 	if a, done := ask(t, wire.ToolRequest{Op: wire.ToolDescribe, ID: "t", Content: "s"}); a.Error == nil || a.Error.Kind != "timed_out" || done.Status != "timed_out" {
 		t.Errorf("got %+v, %+v", a.Error, done)
