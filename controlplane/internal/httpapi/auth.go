@@ -7,6 +7,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"github.com/bigwave/bigwave/controlplane/internal/identity"
+	"github.com/bigwave/bigwave/controlplane/internal/pytool"
 	"github.com/bigwave/bigwave/shared/fault"
 )
 
@@ -17,6 +18,8 @@ const (
 	keyPrincipal = "principal"
 	keyBearer    = "bearer"
 )
+
+const bearerRequired = "a valid bearer token is required"
 
 // authenticate lets only known bearers past, before the router has looked at
 // the path: without a bearer nobody learns which routes exist.
@@ -32,12 +35,16 @@ func (s *Server) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 			return next(c)
 		}
 		token, ok := bearer(c.Request().Header)
+		none, unknown := bearerRequired, bearerRequired
+		if strings.HasPrefix(c.Request().URL.Path, "/api/") { // whether or not there is such a route
+			none, unknown = pytool.NotAuthenticated, pytool.SignInAgain
+		}
 		if !ok {
-			return fault.New(fault.Unauthenticated, "a valid bearer token is required")
+			return fault.New(fault.Unauthenticated, "%s", none)
 		}
 		p, err := s.Identity.Authenticate(c.Request().Context(), token)
 		if fault.Is(err, fault.Unauthenticated) {
-			return fault.Wrap(err, fault.Unauthenticated, "a valid bearer token is required")
+			return fault.Wrap(err, fault.Unauthenticated, "%s", unknown)
 		}
 		if err != nil {
 			return err

@@ -36,6 +36,9 @@ const (
 	NotFound     = "We could not find what you're looking for :/"
 	IDTaken      = "Uh-oh! This id is already registered. Please choose another id string."
 	BadID        = "Only alphanumeric characters and underscores are allowed in the id"
+
+	NotAuthenticated = "Not authenticated"
+	SignInAgain      = "Your session has expired or the token is invalid. Please sign in again."
 )
 
 func notFound() error     { return fault.New(fault.NotFound, NotFound) }
