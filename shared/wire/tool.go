@@ -63,9 +63,8 @@ type ToolDescription struct {
 	Spoken       map[string]string `json:"spoken,omitempty"` // by function: what models are told of it
 	Manifest     map[string]string `json:"manifest"`
 	Requirements []string          `json:"requirements,omitempty"`
-	Missing      []string          `json:"missing,omitempty"` // of the requirements
-	Valves       json.RawMessage   `json:"valves"`            // JSON schema or null
-	UserValves   json.RawMessage   `json:"user_valves"`       // likewise
+	Valves       json.RawMessage   `json:"valves"`      // JSON schema or null
+	UserValves   json.RawMessage   `json:"user_valves"` // likewise
 	Citation     bool              `json:"citation"`
 	FileHandler  bool              `json:"file_handler"`
 }

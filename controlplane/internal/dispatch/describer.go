@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -69,10 +68,6 @@ func (d *Describer) Describe(ctx context.Context, src pytool.Source, valves json
 	}
 	if a.Description == nil {
 		return pytool.Description{}, errAnswer
-	}
-	if lacks := a.Description.Missing; len(lacks) > 0 {
-		return pytool.Description{}, fault.New(fault.Invalid, "The sandbox has no package %s, which the tool requires, and none are installed: "+
-			"have the operator put it into the base image.", clip(strings.Join(lacks, ", "), maxShort)).WithCode("tool_missing_module")
 	}
 	return describedTool(*a.Description)
 }

@@ -131,7 +131,7 @@ func TestSourcesThatCannotBeDescribed(t *testing.T) {
 	}{
 		"does not load":     {with(run.OK, failed), fault.Invalid, "tool_load", "no good"},
 		"runs too long":     {with(run.TimedOut, failed), fault.Invalid, "tool_load", "no good"},
-		"lacks a package":   {with(run.OK, wire.ToolAnswer{Description: &wire.ToolDescription{Missing: []string{"numpy"}}}), fault.Invalid, "tool_missing_module", "numpy"},
+		"lacks a package":   {with(run.OK, wire.ToolAnswer{Error: &wire.ToolError{Kind: "missing_module", Message: "no package numpy"}}), fault.Invalid, "tool_missing_module", "numpy"},
 		"runner lost":       {lost(run.RunnerLost, "runner_lost"), fault.Unavailable, "runner_lost", "nothing was stored"},
 		"lost with a value": {with(run.RunnerLost, failed), fault.Unavailable, "", "nothing was stored"},
 		"no slot":           {lost(run.StartFailed, "capacity"), fault.Unavailable, "capacity", "it is so"},

@@ -98,10 +98,10 @@ func normal(wanted []harness.Requirement) []string {
 }
 
 // packages is the layer with what a tool requires and the sandbox lacks; nil:
-// it lacks nothing, or nothing can be installed here. A *harness.Error is the
+// it lacks nothing. A *harness.Error is the
 // tool's, anything else ours.
 func (s *Service) packages(c *call, t tool) (*layer.Lease, error) {
-	if s.Packages == nil || !strings.Contains(t.Content, "requirements:") {
+	if !strings.Contains(t.Content, "requirements:") {
 		return nil, nil
 	}
 	lacking, err := s.lacking(c, t)
@@ -110,6 +110,15 @@ func (s *Service) packages(c *call, t tool) (*layer.Lease, error) {
 	}
 	if bad := acceptable(lacking.Missing); bad != nil {
 		return nil, bad
+	}
+	names := make([]string, len(lacking.Missing))
+	for i, m := range lacking.Missing {
+		names[i] = m.Name
+	}
+	all := short(strings.Join(names, ", "))
+	if s.Packages == nil {
+		return nil, lacks(names[0], "The sandbox has no package %s, which the tool requires, and none are installed here: "+
+			"have the operator put it into the base image, or set BIGWAVE_PACKAGE_INDEX on the runners.", all)
 	}
 	image := c.session.box.Info().ImageDigest
 	wanted := normal(lacking.Missing)
@@ -128,15 +137,11 @@ func (s *Service) packages(c *call, t tool) (*layer.Lease, error) {
 	if _, passing := errors.AsType[*layer.Passing](err); err == nil || passing || c.ctx.Err() != nil {
 		return lease, err
 	}
-	names := make([]string, len(lacking.Missing))
-	for i, m := range lacking.Missing {
-		names[i] = m.Name
-	}
 	why := "the runner's log says why"
 	if failed, ok := errors.AsType[*pipError](err); ok {
 		why = failed.line
 	}
-	return nil, lacks(names[0], "The sandbox has no package %s, which the tool requires, and it could not be installed: %s", short(strings.Join(names, ", ")), why)
+	return nil, lacks(names[0], "The sandbox has no package %s, which the tool requires, and it could not be installed: %s", all, why)
 }
 
 // limited is why an interpreter did not say what it lacks: it ran into a limit

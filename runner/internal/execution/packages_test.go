@@ -169,9 +169,14 @@ func TestWithoutRequirementsNothingIsAsked(t *testing.T) {
 	if done := r.call(t, "class Tools: pass\n"); done.Status != "ok" || r.looked+r.installed > 0 {
 		t.Errorf("got %+v; looked %d times", done, r.looked)
 	}
+}
+
+func TestWithoutAnIndexWhatIsMissingIsNamed(t *testing.T) {
+	r := newPackagesRig(t)
 	r.Packages = nil
-	if done := r.call(t, requiring); done.Status != "ok" || r.looked+r.installed > 0 || strings.Contains(r.called, "paths") {
-		t.Errorf("got %+v; looked %d times", done, r.looked)
+	done := r.call(t, requiring)
+	if done.Status != "error" || !strings.Contains(done.Error.Message, "no package Lib,") || !strings.Contains(done.Error.Message, "BIGWAVE_PACKAGE_INDEX") || r.installed > 0 || r.called != "" {
+		t.Errorf("got %s, %+v", done.Status, done.Error)
 	}
 }
 

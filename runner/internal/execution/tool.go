@@ -154,7 +154,7 @@ func (s *Service) performTool(c *call, script []byte, out output) *wire.Done {
 	done := interpreted(exit, policy, out.flooded())
 	if t.Op == wire.ToolCall {
 		returned(done, results.Call(toolEnding(exit, policy)), out)
-	} else if err := t.reply(c.ID, done, results, toolEnding(exit, policy), packages != nil); err != nil {
+	} else if err := t.reply(c.ID, done, results, toolEnding(exit, policy)); err != nil {
 		return s.unstarted(c, err)
 	}
 	c.began(done)
@@ -236,10 +236,8 @@ func withUsage(d, counted *wire.Done) *wire.Done {
 	return d
 }
 
-// reply boxes the answer to describe or validate_valves into d. Where packages
-// were installed nothing that is required is missing: a marker may have left
-// one out, and one may be imported under another name.
-func (t tool) reply(call string, d *wire.Done, results *harness.Results, e harness.Ending, installed bool) error {
+// reply boxes the answer to describe or validate_valves into d.
+func (t tool) reply(call string, d *wire.Done, results *harness.Results, e harness.Ending) error {
 	var answer wire.ToolAnswer
 	var failure error
 	if t.Op == wire.ToolDescribe {
@@ -248,9 +246,6 @@ func (t tool) reply(call string, d *wire.Done, results *harness.Results, e harne
 			var err error
 			if answer.Description, err = description(found); err != nil {
 				return err
-			}
-			if installed {
-				answer.Description.Missing = nil
 			}
 		}
 	} else {
@@ -280,7 +275,7 @@ func (t tool) ended(call string, e sandbox.Exit, p wire.Policy) (*wire.Done, err
 	if t.Op == wire.ToolCall {
 		return d, nil
 	}
-	return d, t.reply(call, d, &harness.Results{}, toolEnding(e, p), false)
+	return d, t.reply(call, d, &harness.Results{}, toolEnding(e, p))
 }
 
 // box puts an answer into d, to be read by who asked.
@@ -303,7 +298,7 @@ func description(d harness.Description) (*wire.ToolDescription, error) {
 		specs = []byte("[]")
 	}
 	return &wire.ToolDescription{
-		Specs: specs, Spoken: d.LiveDescriptions, Manifest: d.Manifest, Requirements: d.Requirements, Missing: d.Missing,
+		Specs: specs, Spoken: d.LiveDescriptions, Manifest: d.Manifest, Requirements: d.Requirements,
 		Valves: d.ValvesSchema, UserValves: d.UserValvesSchema, Citation: d.Flags.Citation, FileHandler: d.Flags.FileHandler,
 	}, nil
 }

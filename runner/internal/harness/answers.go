@@ -21,7 +21,6 @@ type Description struct {
 	LiveDescriptions map[string]string // by spec name: what a model is told, from the docstring as it is now
 	Manifest         map[string]string // the frontmatter
 	Requirements     []string          // packages that the frontmatter names, as written
-	Missing          []string          // those of them that the interpreter does not have
 	ValvesSchema     json.RawMessage   // JSON schema of Valves, or null
 	UserValvesSchema json.RawMessage   // JSON schema of UserValves, or null
 	HasUserValves    bool
@@ -49,7 +48,6 @@ type description struct {
 	LiveDescriptions map[string]string `json:"live_descriptions"`
 	Manifest         map[string]string `json:"manifest"`
 	Requirements     []string          `json:"requirements"`
-	Missing          []string          `json:"missing"`
 	ValvesSchema     json.RawMessage   `json:"valves_schema"`
 	UserValvesSchema json.RawMessage   `json:"user_valves_schema"`
 	HasUserValves    bool              `json:"has_user_valves"`
@@ -76,7 +74,7 @@ func (r *Results) Description(e Ending) (Description, error) {
 
 // plausible reports whether the program could have written d.
 func (d *description) plausible() bool {
-	if len(d.Specs) > maxSpecs || len(d.Manifest) > maxKeys || len(d.Requirements) > maxKeys || len(d.Missing) > maxKeys {
+	if len(d.Specs) > maxSpecs || len(d.Manifest) > maxKeys || len(d.Requirements) > maxKeys {
 		return false
 	}
 	for _, s := range d.Specs {

@@ -1489,10 +1489,9 @@ def describe(request, out):
     manifest = frontmatter(request["content"])
     try:
         need_pydantic()
-        lacks = [name for name, _ in missing(requirements(manifest))]  # before stranger's code runs
         tool = opened(request)
         try:
-            return {**described(tool, request), "missing": lacks}
+            return described(tool, request)
         except BaseException as error:
             raise Failed("load", error, tool) from None
     except (Failed, Refusal) as error:
