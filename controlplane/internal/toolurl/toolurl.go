@@ -50,7 +50,9 @@ func (l *Loader) Load(ctx context.Context, link string) (name, content string, e
 	if err != nil {
 		return "", "", err
 	}
-	u = raw(u)
+	if u, err = l.parse(raw(u).String()); err != nil {
+		return "", "", err
+	}
 	name = suggested(u)
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(l.Timeout, 15*time.Second))
 	defer cancel()
@@ -84,6 +86,8 @@ func (l *Loader) parse(link string) (*url.URL, error) {
 		return nil, notAllowed("it must start with https://")
 	case u.User != nil:
 		return nil, notAllowed("it may hold no user name")
+	case dotted(u.Path): // a mirror may have other things beside what it mirrors
+		return nil, notAllowed("its path may hold no . and ..")
 	}
 	u.Scheme, u.Host, u.Fragment = "https", strings.ToLower(u.Host), ""
 	if u.Path == "" {
@@ -111,6 +115,13 @@ func host(base string) string {
 	_, rest, _ := strings.Cut(base, "://")
 	name, _, _ := strings.Cut(rest, "/")
 	return name
+}
+
+// dotted reports whether a path leads elsewhere once it is tidied.
+func dotted(path string) bool {
+	return slices.ContainsFunc(strings.FieldsFunc(path, func(r rune) bool { return r == '/' || r == '\\' }), func(part string) bool {
+		return part == "." || part == ".."
+	})
 }
 
 func redirects(status int) bool {

@@ -77,11 +77,16 @@ func TestOnlyListedServersOverHTTPS(t *testing.T) {
 		"https://git\thub.com/", "https://github.com/\r\nHost: evil", "\nhttps://github.com/", "https://evil.example/https://github.com/", "https://www.github.com/o/r",
 		"https://gist.github.com/x", "https:github.com/o", "//github.com/o", "github.com/o", "", "https://", "https:///o", "https://[::1]/", "https://127.0.0.1/",
 		"https://github.com./o", "https://ｇithub.com/", "https://github.com%2eevil.example/", "https://github.com%00/", "https://\xff/",
+		"https://raw.githubusercontent.com/../admin", "https://raw.githubusercontent.com/o/%2e%2e/%2E%2e/x", "https://github.com/o/r/blob/main/..%2f..%2fx", `https://github.com/o/..%5cx`,
 	} {
 		_, _, err := l.Load(t.Context(), link)
 		if f := fault.From(err); err == nil || f.Kind != fault.Invalid || f.Code != "url_not_allowed" || f.Field != "url" {
 			t.Errorf("%q: got %v", link, err)
 		}
+	}
+	only := &Loader{Hosts: []string{"github.com"}, Dial: l.Dial}
+	if _, _, err := only.Load(t.Context(), "https://github.com/o/r/blob/main/t.py"); fault.From(err).Code != "url_not_allowed" {
+		t.Errorf("rewritten to a server that is not listed: %v", err)
 	}
 	if dialed != 0 || canary.hits.Load() != 0 {
 		t.Errorf("%d connections were tried", dialed)
